@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1]
 USER = "jaxfl_user_"  # begins the names of users' modules
 LIBRARIES = {Path(path) for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
 
-_folders = {}  # of loaded files: their helpers' files, which are found beside them
+_folders = {}  # of loaded files, each with the files of helpers that these have imported from there
 _loaded = {}  # modules by file and content: an object that is named twice is one object, with one program
 _helpers = {}  # what was in the files of helpers when these were loaded
 

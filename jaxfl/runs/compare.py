@@ -181,8 +181,8 @@ def _run_partitions(
                 _lengthen(these, data, observer.said)
             except JaxflError as error:  # of this partition; others may be possible
                 impossible += 1
-                others = impossible < len(of_partition)
-                if not others or jax.process_count() > 1:  # which may not have failed
+                # None is left, or another process may not have failed.
+                if impossible == len(of_partition) or jax.process_count() > 1:
                     raise
                 unfinished = [run for run, entry in these.items() if not has_finished(run, entry)]
                 errors |= dict.fromkeys(unfinished, without_traceback(error))

@@ -14,6 +14,7 @@ from conftest import CLASSES, SHAPE, assert_same, cohort, federate, initial, lon
 from flax import nnx
 
 import jaxfl
+from jaxfl.algorithms.sharing.fedrod import with_personal_head
 from jaxfl.cli import main
 from jaxfl.core.job import traced
 from jaxfl.errors import JaxflError
@@ -642,6 +643,14 @@ def test_invalid_networks_are_refused(make, sentence):
     with pytest.raises(JaxflError) as caught:
         make()
     assert sentence in str(caught.value)
+
+
+def test_fedrod_refuses_a_network_with_a_block_of_its_own_name():
+    """Its second head would overwrite that block."""
+    head = functions()["head"]
+    model = from_functions("own", {"personal": head}, (3,), 2)
+    with pytest.raises(JaxflError, match="FedRoD adds a block personal, but own has one"):
+        with_personal_head(None, model, initial(model), None)
 
 
 # ---- in a run
