@@ -11,6 +11,13 @@ def entry() -> None:
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
     gc.disable()  # objects that libraries make while they load stay: scanning them takes half a second
+    try:
+        import jax  # noqa: F401 - it reads its variables when it is loaded
+    except ValueError as error:
+        os.write(
+            2, f"jaxfl: JAX refuses a variable of the environment: {error}; mend or unset it.\n".encode()
+        )
+        os._exit(2)
     from jaxfl.cli import entry
 
     gc.freeze()

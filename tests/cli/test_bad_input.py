@@ -5,9 +5,11 @@ or written outside of the run folder. `tests/runs/test_faults.py` is about fault
 """
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
+import sys
 import sysconfig
 import zipfile
 from pathlib import Path, PurePath
@@ -429,6 +431,14 @@ def test_the_installed_command_refuses(folder):
     ended = subprocess.run([command, "run", "fedpr"], cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr == "jaxfl: There is no method 'fedpr'; did you mean 'fedper'?\n"
+
+
+def test_an_environment_that_jax_cannot_read_is_refused(folder):
+    environment = os.environ | {"JAX_ENABLE_X64": "maybe"}
+    command = [sys.executable, "-m", "jaxfl", "list"]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("jaxfl: JAX refuses") and "'JAX_ENABLE_X64'; mend" in ended.stderr
 
 
 def test_an_environment_without_its_device_is_refused(folder, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import equinox as eqx
@@ -565,6 +566,57 @@ class Always(nn.Module):
         return nn.Dense(2)(nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x)))
 
 
+class Wrapped(nn.Module):
+    """A network with BatchNorm in a part that a transformation of Linen wraps."""
+
+    wrap: Callable = nn.remat
+    learns: bool = True
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        """Map (B, 3) to (B, 2)."""
+        x = self.wrap(Part, static_argnums=(2,))(name="part")(x, train or not self.learns)
+        return nn.Dense(2, name="head")(x)
+
+
+class Part(nn.Module):
+    """A dense layer and BatchNorm."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        """Map (B, 3) to (B, 4)."""
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+
+
+@pytest.mark.parametrize("wrap", [nn.remat, nn.jit])
+def test_batchnorm_may_be_wrapped_by_a_transformation(wrap):
+    model = from_linen("own", Wrapped(wrap), (3,), 2)
+    assert model.names == ("input", "head")  # a block cannot begin inside
+    weights, x = initial(model), jnp.arange(12.0).reshape(4, 3)
+    variables = {
+        "params": {"part": weights.params["input"], "head": weights.params["head"]},
+        "batch_stats": {"part": weights.stats["input"]},
+    }
+    for train in (False, True):
+        y, after = model.apply(*weights, x, train=train)
+        expected, stats = Wrapped(wrap).apply(variables, x, train=train, mutable=["batch_stats"])
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
+        assert_same(after["input"], stats["batch_stats"]["part"])
+    with pytest.raises(JaxflError, match="own changes its BatchNorm statistics in evaluation as well"):
+        from_linen("own", Wrapped(wrap, learns=False), (3,), 2)
+
+
+class Plain(nnx.Module):
+    """A network with an array that is neither a parameter nor a statistic."""
+
+    def __init__(self, rngs):
+        self.scale, self.head = jnp.ones(3), nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        """Map (B, 3) to (B, 2)."""
+        return self.head(x * self.scale)
+
+
 class TwofoldEquinox(eqx.Module):
     """The same in Equinox, without a state."""
 
@@ -608,6 +660,7 @@ class TwofoldEquinox(eqx.Module):
         (lambda: run(lambda params, x, stats: x), "apply returns an array; return a pair (y, stats)"),
         (lambda: run(lambda params, x: (x, {})), "apply returns a tuple; return an array alone"),
         (lambda: from_nnx("own", lambda rngs: 3, (3,), 2), "make must return a flax.nnx.Module"),
+        (lambda: from_nnx("own", Plain, (3,), 2), "the module has variables (scale) besides parameters"),
         (lambda: from_equinox("own", lambda: 3, (3,), 2), "has the parameters (), but is called with (key)"),
         (
             lambda: from_functions("own", {"head": (lambda key, x: [x], lambda params, x: x)}, (3,), 2).size,

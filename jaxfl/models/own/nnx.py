@@ -95,15 +95,7 @@ class Nnx(Network):
 
     def draw(self, key):
         """Draw the module's initial weights."""
-        module = self.make(nnx.Rngs(key))
-        parts = parted(module)
-        others = sorted({"/".join(path) for path in named(parts.others)})
-        if others:
-            raise JaxflError(
-                f"{line_of(self.make)}: the module has variables ({', '.join(others)}) besides parameters "
-                "(Param) and statistics (BatchStat); make them one of these."
-            )
-        return self.given(module)
+        return self.given(self.make(nnx.Rngs(key)))
 
     def given(self, module):
         """Return the weights of a module."""
@@ -145,7 +137,20 @@ class Nnx(Network):
 
     @functools.cached_property
     def _form(self) -> Parts:
-        return parted(self._abstract)
+        parts = parted(self._abstract)
+        plain = {  # arrays that are attributes themselves
+            "/".join((*map(str, path), name))
+            for path, part in nnx.iter_modules(self._abstract)
+            for name, value in vars(part).items()
+            if isinstance(value, jax.Array)
+        }
+        others = sorted({"/".join(path) for path in named(parts.others)} | plain)
+        if others:
+            raise JaxflError(
+                f"{line_of(self.make)}: the module has variables ({', '.join(others)}) besides parameters "
+                "(Param) and statistics (BatchStat); make them one of these, or compute them in __call__."
+            )
+        return parts
 
     @functools.cached_property
     def _abstract(self) -> nnx.Module:
