@@ -167,8 +167,11 @@ def test_method_of_the_readme_runs_and_is_fedavg_with_mu_0(mu, tmp_path):
 
 @pytest.mark.long
 def test_methods_of_the_guide_run(tmp_path):
-    """FedAvgM without momentum, FedNova for equally many steps of plain SGD, and no attackers are FedAvg."""
-    names = ("fedavgm", "fednova", "hurried", "astray", "median")
+    """FedAvgM without momentum, FedNova for equally many steps of plain SGD, and no attackers are FedAvg.
+
+    Models that are mixed with near ones are those of Local or DFedAvg, by what is near.
+    """
+    names = ("fedavgm", "fednova", "hurried", "astray", "median", "near")
     for name, code in zip(names, python_blocks("docs/own-method.md"), strict=True):
         (tmp_path / f"{name}.py").write_text(code)
     options = "--rounds 2 --eval-every 1 --clients 5 --participation 0.8 --models mlp,hidden=4 --epochs 1"
@@ -178,7 +181,8 @@ def test_methods_of_the_guide_run(tmp_path):
     one, four = (f"hurried.py:hurried,epochs={epochs}" for epochs in (1, 4))
     plain = "fedavg,momentum=0"
     fedavgs = without_momentum, none_astray, some, "fedavg", normalised, plain
-    for method in ("median.py:median", one, four, *fedavgs):
+    nearest, all_near = (f"near.py:near,sigma={sigma}" for sigma in (1e-9, 1e9))
+    for method in ("median.py:median", one, four, *fedavgs, nearest, "local", all_near, "dfedavg"):
         choice, folder = f"{tmp_path}/{method}" if ".py" in method else method, tmp_path / f"{len(metrics)}"
         main(["run", choice, *options.split(), "--run-dir", str(folder)])
         metrics[method] = store.read_metrics(folder)
@@ -186,13 +190,16 @@ def test_methods_of_the_guide_run(tmp_path):
     assert metrics[normalised][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10 + 1)
     operations = [sum(record["flops"] for record in metrics[name]) for name in ("fedavg", one, four)]
     assert operations[0] == operations[1] < operations[2] < 4 * operations[1]
-    losses = {name: [record["loss"] for record in metrics[name]] for name in fedavgs}
+    losses = {name: [record["loss"] for record in of_run] for name, of_run in metrics.items()}
     fedavg = losses["fedavg"]
     assert losses[without_momentum] == pytest.approx(fedavg, rel=1e-5)
     assert losses[none_astray] == pytest.approx(fedavg, rel=1e-5)
     assert losses[normalised] == pytest.approx(losses[plain], rel=1e-5)
     assert losses[some][0] == pytest.approx(fedavg[0], rel=1e-5)
     assert losses[some][1] > fedavg[1]
+    assert losses[nearest] == losses["local"] != losses["dfedavg"]
+    assert losses[all_near] == pytest.approx(losses["dfedavg"], rel=1e-5)
+    assert metrics[all_near][-1]["bytes_up"] == metrics["fedavg"][-1]["bytes_up"]
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):
