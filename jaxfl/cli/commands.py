@@ -29,6 +29,7 @@ from jaxfl.config.commands import (
     StudyFolders,
     Targets,
 )
+from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data import partition_formats
@@ -235,7 +236,7 @@ def _flower(arguments: list[str]) -> None:
 def _watch(arguments: list[str]) -> None:
     if not arguments or any(word.startswith("-") for word in arguments):
         raise JaxflError("Name the folders of runs or comparisons: jaxfl watch RUN ...")
-    watch([Path(argument) for argument in arguments], OUT)
+    watch([as_path(argument) for argument in arguments], OUT)
 
 
 def _report(arguments: list[str]) -> None:
@@ -245,7 +246,7 @@ def _report(arguments: list[str]) -> None:
     )
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
-    folders = [Path(word) for word in named]
+    folders = [as_path(word) for word in named]
     out = output.out or store.report_folder(folders)
     shown = {"target": targets.target, "pictures": output.pictures, **vars(columns)}
     print_table(reports.report(folders, out, **shown), out)

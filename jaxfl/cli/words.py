@@ -1,6 +1,6 @@
 """The words after `jaxfl`: files of arguments, names first and flags after them."""
 
-import re
+import io
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def expand(arguments: list[str]) -> list[str]:
             raise JaxflError(f"There is no file {path} of arguments; check the path after @.")
         for number, line in enumerate(read_text(path).splitlines(), 1):
             try:
-                words = shlex.split(re.sub(r"(^|\s)#.*", "", line))
+                words = _words(line)
             except ValueError as error:
                 raise JaxflError(f"{path}, line {number}: {error}.") from None
             if another := next((word for word in words if word.startswith("@")), None):
@@ -41,6 +41,17 @@ def expand(arguments: list[str]) -> list[str]:
                 )
             expanded += words
     return expanded
+
+
+def _words(line: str) -> list[str]:
+    """Return the words before a comment, which begins with a # that is neither quoted nor within a word."""
+    read = io.StringIO(line)
+    lexer = shlex.shlex(read, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words = []
+    while (rest := line[read.tell() :].lstrip()) and not rest.startswith("#"):
+        words.append(lexer.get_token())
+    return words
 
 
 def parse(program: str, arguments: list[str], compared: Sequence[str] = (), **defaults: Any) -> list[Any]:

@@ -132,7 +132,7 @@ def write_texts(folder: Path, texts: dict[str, str]) -> None:
     own = f"{socket.gethostname()}-{os.getpid()}"
     for name, text in texts.items():
         with replacing(folder / name, folder / f".{name}.{own}") as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))  # it may name a folder that is not UTF-8
 
 
 @writes
@@ -163,10 +163,12 @@ def require_utf8(folder: Path) -> None:
 
 @writes
 def write_pictures(folder: Path, pictures: dict[str, Callable[[], "Figure | None"]]) -> None:
-    """Write pictures by name, whose ending is the format; one with nothing to draw is left out."""
+    """Write pictures by name, whose ending is the format; one with nothing to draw is deleted."""
     for name, draw in pictures.items():
         figure = draw()
-        if figure is not None:
+        if figure is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
             figure.savefig(folder / name, format=name.rpartition(".")[2])
 
 

@@ -198,10 +198,12 @@ def draw_panels(table: Table, title: str) -> Figure:
     return figure
 
 
-def draw_grid(table: Table, title: str, unit: str) -> Figure:
-    """Draw a table as a heat map with its means in it, without columns of differences."""
+def draw_grid(table: Table, title: str, unit: str) -> Figure | None:
+    """Draw a table as a heat map with its means in it, without columns of differences; None without any."""
     titles = _of_means(table)
     means = np.array([[cell.mean for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows])
+    if not np.isfinite(means).any():
+        return None
     size = max(5, 1.5 * len(titles) + 3), max(3, 0.6 * len(means) + 1.5)
     figure = Figure(size, layout="constrained", dpi=150)
     axes = figure.add_subplot(title=_in_lines(title, LABEL_WIDTH))
@@ -210,7 +212,7 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure:
     for (row, column), mean in np.ndenumerate(means):
         if np.isfinite(mean):
             colour = "white" if mean < middle else "black"
-            axes.text(column, row, f"{mean:.1f}", ha="center", va="center", color=colour)
+            axes.text(column, row, Cell(mean, None).text(), ha="center", va="center", color=colour)
     labels = _wrapped(label for label, _ in table.rows)
     axes.set_xticks(
         range(len(titles)), [_in_lines(column, TICK_WIDTH) for column in titles], fontsize="small"

@@ -27,6 +27,7 @@ from jaxfl.runs.table import (
     as_latex,
     as_markdown,
     notes_on_absent,
+    notes_on_code,
     tabulate,
 )
 from jaxfl.runs.target import by_target, check_targets
@@ -118,7 +119,7 @@ def _tabulated(
     notes = [SELECTED] if select == "validation" else []
     notes += _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
-    notes += _of_code({label: list(of_label.values()) for label, of_label in by_draw.items()})
+    notes += notes_on_code({label: list(of_label.values()) for label, of_label in by_draw.items()})
     notes += notes_on_absent([absent(of_run) for of_label in metrics.values() for of_run in of_label])
     if unfinished := store.unfinished_in(folders):
         number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
@@ -130,17 +131,6 @@ def _tabulated(
         _check_partitions(against, folder_of)
         table = _compared(table, against, by_draw)
     return table, metrics
-
-
-def _of_code(results: Mapping[str, list[dict]]) -> list[str]:
-    """Return a note for each label whose runs ended with different versions of the user's own files."""
-    notes = []
-    for label, of_label in results.items():
-        ends = [result["code"][-1]["files"] for result in of_label]
-        versions = {tuple(sorted((Path(path).name, then or "") for path, then in of.items())) for of in ends}
-        if len(versions) > 1:
-            notes.append(f"The runs of {label} were computed by different versions of your code.")
-    return notes
 
 
 def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:

@@ -5,6 +5,7 @@ comparisons is true here: finished runs are kept, begun ones go on, a run that f
 """
 
 import itertools
+import os
 import shlex
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -100,7 +101,7 @@ def run(
             observer=observer,
         ).failures
 
-    failures, rounds = [], {place: _rounds(study, everything[place], mine[place]) for place in mine}
+    failed, rounds = {}, {place: _rounds(study, everything[place], mine[place]) for place in mine}
     with limited(max_seconds), deferred() as request:
         for done, (place, chosen) in enumerate(mine.items(), 1):
             setting = everything[place]
@@ -119,11 +120,13 @@ def run(
                 ) from None
             except JaxflError as error:  # it ends this setting; the others go on
                 sentences = [str(error)]
-            failures += [
+            failed[place] = [
                 f"{setting_name(setting)}: {sentence}" if setting else sentence for sentence in sentences
             ]
     with in_turn(folder):
         cells = finished(study, folder)
+        left = [place for place, chosen in mine.items() if not _is_complete(cells, everything[place], chosen)]
+        failures = [sentence for place in left for sentence in failed[place]]
         if cells.results:
             return _written(cells, folder, pictures), failures
     if store.holds(folder, store.STUDY):
@@ -169,6 +172,13 @@ def _of_part(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Pa
     return {place: mine[place] for place in everything if place in mine}
 
 
+def _is_complete(cells: Cells, setting: Mapping[str, Any], chosen: Collection[str]) -> bool:
+    """Return whether all runs of some methods in a setting have finished, also those of another process."""
+    study = cells.study
+    number = study.seeds * study.partition_seeds
+    return all(len(cells.results.get((setting_name(setting), choice), {})) == number for choice in chosen)
+
+
 def _require_free(folder: Path, places: Collection[Path]) -> None:
     """Refuse a folder that holds anything, unless the study has begun there.
 
@@ -177,7 +187,8 @@ def _require_free(folder: Path, places: Collection[Path]) -> None:
     """
 
     def is_new():
-        return not store.holds(folder, store.STUDY) and not any(place.exists() for place in places)
+        begun = store.holds(folder, store.STUDY) or _has_settings(folder)
+        return not begun and not any(place.exists() for place in places)
 
     if is_new():
         try:
@@ -230,9 +241,29 @@ def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
 
     def name(axes):
         options = [sorted(options_of({axis: setting[axis]}).items()) for axis in axes]
-        return setting_name({n: v for of_axis in options for n, v in of_axis if stops or n != "target"})
+        words = setting_name({n: v for of_axis in options for n, v in of_axis if stops or n != "target"})
+        return store.file_name(words) if words else "runs"
 
-    names = map(name, itertools.permutations(setting))
-    places = (folder / store.file_name(each) if each else folder / "runs" for each in names)
-    usual = next(places)
-    return next((path for path in itertools.chain([usual], places) if path.exists()), usual)
+    usual = name(setting)
+    if (folder / usual).exists():
+        return folder / usual
+    # Of many axes there are too many orders to try where no folder can have one of them.
+    there = _rearranged(folder, usual)
+    orders = map(name, itertools.permutations(setting)) if there else ()
+    return folder / next((each for each in orders if each in there), usual)
+
+
+@files.reads
+def _rearranged(folder: Path, name: str) -> set[str]:
+    """Return the names in a folder that have the same letters in another order, or are too long to tell."""
+
+    def may_be(other):
+        return sorted(other) == sorted(name) or len(other.encode()) > store.LONGEST_NAME - 4
+
+    return {*filter(may_be, os.listdir(folder))} if folder.is_dir() else set()
+
+
+@files.reads
+def _has_settings(folder: Path) -> bool:
+    """Return whether a folder holds comparisons named after settings of a study, such as ``lr=0.1``."""
+    return any(folder.glob(f"*=*/*/seed-*/{store.CONFIG}"))

@@ -175,7 +175,8 @@ def _named(path: Path, study: Study) -> dict[str, str]:
         if not (isinstance(other, str) and other.strip()):
             raise JaxflError(f"{path}: the name of {name} must be a text, but is {other!r}.")
     names = {name: " ".join(other.split()) for name, other in study.names.items()}
-    called = [names.get(name, name) for name in known]
+    titles = {name: measure(name).title for name in study.show}
+    called = [names.get(name, titles.get(name, name)) for name in known]
     for name, other in zip(known, called, strict=True):
         if called.count(other) > 1:
             raise JaxflError(f"{path}: {name} is not the only one that names calls {other!r}.")

@@ -24,7 +24,7 @@ from jaxfl.runs.study_file import (
     to_target,
     value_text,
 )
-from jaxfl.runs.table import Cell, Table, cell, notes_on_absent, notes_on_empty
+from jaxfl.runs.table import Cell, Table, cell, notes_on_absent, notes_on_code, notes_on_empty
 
 MOST_NAMED = 6  # cells in a note that lists some
 NOTHING = Cell(math.nan, None)
@@ -79,6 +79,9 @@ def tabulate(cells: Cells) -> Table:
     ]
     rival = study.names.get(study.against, study.against)
     notes = (*_notes(cells), *notes_on(rival, differences))
+    if study.against and (alone := _without_rival(cells)):
+        there = f" in {_listed(alone)}" if all(alone) else ""
+        notes += (f"Nothing is compared with {rival}{there}: no run of it has finished.",)
     if unlike:
         notes += (f"Minus {rival}: runs on other rows are not paired: {_listed([*unlike])}.",)
     return Table([*columns], body, notes, standing_out, "setting" if study.columns == METHOD else METHOD)
@@ -98,6 +101,14 @@ def _minus_rival(
     alike = {draw: result for draw, result in rivals.items() if _on_same_rows(result, of_seeds.get(draw))}
     all_alike = rivals.keys() & of_seeds.keys() <= alike.keys()
     return paired(of_seeds, alike, what.value, what.of_clients), all_alike
+
+
+def _without_rival(cells: Cells) -> list[str]:
+    """Return the settings in which a method has finished, and the rival has not."""
+    found = {}
+    for setting, choice in cells.results:
+        found.setdefault(setting, set()).add(choice)
+    return [setting for setting, choices in found.items() if cells.study.against not in choices]
 
 
 def _best(entries: Mapping[tuple[str, str], Cell], what: Measure) -> set[tuple[str, str]]:
@@ -136,10 +147,11 @@ def _notes(cells: Cells) -> list[str]:
     study, measures = cells.study, measures_of(cells.study)
     expected = study.seeds * study.partition_seeds
     found = [of_run for of_seeds in cells.results.values() for of_run in of_seeds.values()]
-    incomplete, missed = [], []
+    incomplete, missed, of_labels = [], [], {}
     for choice, setting in itertools.product(study.methods, settings(study)):
         of_seeds = cells.results.get((setting_name(setting), choice), {})
         label = f"{choice} {setting_name(setting)}".rstrip()
+        of_labels |= {label: [*of_seeds.values()]} if of_seeds else {}
         if len(of_seeds) < expected:
             incomplete.append(f"{label} has {len(of_seeds)} of {expected}")
         for name, (_, value, *_) in measures.items() if of_seeds else ():
@@ -149,6 +161,7 @@ def _notes(cells: Cells) -> list[str]:
     over = f"{expected} runs"
     if study.partition_seeds > 1:
         over = f"{study.partition_seeds} partitions with {study.seeds} seed{'s' * (study.seeds > 1)} each"
+    over = f"up to {over}" if incomplete else over
     spread = f", mean and sample standard deviation over {over}" if expected > 1 else ""
     shown = "; ".join(what.title for what in measures.values())
     notes = [f"{study.title}: {shown}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
@@ -157,6 +170,7 @@ def _notes(cells: Cells) -> list[str]:
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
     notes += notes_on_absent([result["absent"] for result in found])
+    notes += notes_on_code(of_labels)
     if "dataset" not in options_along(study.axes) and len({result["data"] for result in found}) > 1:
         notes.append(OTHER_DATA)
     validated = [what for name, what in measures.items() if name == "validation"]

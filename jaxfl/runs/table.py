@@ -5,7 +5,8 @@ import io
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -160,6 +161,17 @@ def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
     ]
 
 
+def notes_on_code(results: Mapping[str, Sequence[dict]]) -> list[str]:
+    """Return a note for each label whose runs ended with different versions of the user's own files."""
+    notes = []
+    for label, of_label in results.items():
+        ends = [result["code"][-1]["files"] for result in of_label]
+        versions = {tuple(sorted((Path(path).name, then or "") for path, then in of.items())) for of in ends}
+        if len(versions) > 1:
+            notes.append(f"The runs of {label} were computed by different versions of your code.")
+    return notes
+
+
 def notes_on_empty(columns: Sequence[Measure], results: Sequence[dict]) -> list[str]:
     """Return a note for each of these columns, accuracies on validation rows, if no run has such rows."""
     return [
@@ -276,7 +288,9 @@ def as_latex(table: Table) -> str:
     notes = ["Needs \\usepackage{booktabs}.", *table.notes]
     if any(isinstance(cell, Difference) for _, cells in table.rows for cell in cells):
         notes.append("A star: the interval, which is in the CSV file, does not contain 0.")
-        notes.append("A single pair, and pairs that are all the same, have no interval.")
+        notes.append(
+            "A single pair, and pairs that all differ by the same number other than 0, have no interval."
+        )
     comments = "".join(f"% {' '.join(note.split())}\n" for note in notes)
     columns = "l" + "r" * len(table.titles)
     lines = [

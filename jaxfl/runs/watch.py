@@ -87,13 +87,15 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
       JaxflError: if a folder holds no run.
     """
     if not out.is_terminal:
-        out.print(_table(folders, clock()))
+        out.print(_table(folders, clock(), out))
         return
-    with Live(_table(folders, clock(), out), console=out, auto_refresh=False, transient=True) as live:
+    with Live(
+        _table(folders, clock(), out, fitted=True), console=out, auto_refresh=False, transient=True
+    ) as live:
         while not all(map(_ended, folders)):
             time.sleep(EVERY)
-            live.update(_table(folders, clock(), out), refresh=True)
-    out.print(_table(folders, clock()))
+            live.update(_table(folders, clock(), out, fitted=True), refresh=True)
+    out.print(_table(folders, clock(), out))
 
 
 def progress(run: Path) -> Progress:
@@ -150,8 +152,8 @@ def _last_change(run: Path) -> float:
     return max(path.stat().st_mtime for path in files if path.exists())
 
 
-def _table(folders: list[Path], now: float, terminal: Console | None = None) -> Group:
-    """Return a line per run, and what is damaged; only as many ended runs as fit in the terminal."""
+def _table(folders: list[Path], now: float, out: Console, *, fitted: bool = False) -> Group:
+    """Return a line per run, and what is damaged; if `fitted`, only as many ended runs as have room."""
     found, notes = {}, []
     for run in (run for folder in folders for run in _runs(folder)):
         try:
@@ -162,33 +164,47 @@ def _table(folders: list[Path], now: float, terminal: Console | None = None) -> 
     while True:
         shown = {run: of_run for run, of_run in found.items() if run not in ended[:left_out]}
         more = [f"{left_out} more have ended."] if left_out else []
-        drawn = Group(_of_runs(shown, now), *map(Text, more + notes))
-        excess = len(terminal.render_lines(drawn)) - terminal.height + 1 if terminal else 0
+        drawn = Group(_of_runs(shown, now, out.width), *map(Text, more + notes))
+        excess = len(out.render_lines(drawn)) - out.height + 1 if fitted else 0
         if excess <= 0 or left_out == len(ended):
             return drawn
         left_out = min(len(ended), left_out + -(-excess // 3))  # a line of the table may be three
 
 
-def _of_runs(found: dict[Path, Progress], now: float) -> Table:
-    # Narrow enough for 80 columns.
-    titles = ("seed", "round", "accuracy\n%", "loss", "MB\nup", "MB\ndown", "rounds\nper s", "left")
-    numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
-    table = Table(Column("method", overflow="fold"), *numbers, "state", box=SIMPLE_HEAD, padding=0)
-    alike = Counter((of_run.label, of_run.seed) for of_run in found.values())
-    for run, of_run in found.items():
+WIDE = 76  # columns of a terminal in which everything fits
+NARROW = "seed", "round", "accuracy\n%", "left"
+
+
+def _of_runs(found: dict[Path, Progress], now: float, width: int) -> Table:
+    def columns(of_run):
         left = of_run.left(now)
-        table.add_row(
-            of_run.label if alike[of_run.label, of_run.seed] == 1 else f"{of_run.label} in {run}",
-            str(of_run.seed),
-            "{}/{}".format(*of_run.rounds),
-            _number(of_run.accuracy and 100 * of_run.accuracy, ".1f"),
-            _number(of_run.loss, ".3f"),
-            f"{of_run.bytes_up / 1e6:.2f}",
-            f"{of_run.bytes_down / 1e6:.2f}",
-            _number(of_run.speed, ".3g"),
-            "-" if left is None else _span(left),
-            of_run.state(now),
-        )
+        values = {
+            "seed": str(of_run.seed),
+            "round": "{}/{}".format(*of_run.rounds),
+            "accuracy\n%": _number(of_run.accuracy and 100 * of_run.accuracy, ".1f"),
+            "loss": _number(of_run.loss, ".3f"),
+            "MB\nup": f"{of_run.bytes_up / 1e6:.2f}",
+            "MB\ndown": f"{of_run.bytes_down / 1e6:.2f}",
+            "rounds\nper s": _number(of_run.speed, ".3g"),
+            "left": "-" if left is None else _span(left),
+        }
+        return values if width >= WIDE else {title: values[title] for title in NARROW}
+
+    alike = Counter((of_run.label, of_run.seed) for of_run in found.values())
+    lines = {run: columns(of_run) for run, of_run in found.items()}
+    titles = next(iter(lines.values()), NARROW)
+    numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
+    table = Table(
+        Column("method", overflow="fold"),
+        *numbers,
+        Column("state", overflow="fold"),
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for run, of_run in found.items():
+        alone = alike[of_run.label, of_run.seed] == 1
+        label = of_run.label if alone else f"{of_run.label} in {run}"
+        table.add_row(label, *lines[run].values(), of_run.state(now))
     return table
 
 

@@ -426,6 +426,12 @@ def test_mistakes_are_refused_in_one_sentence(folder, capsys, command, words):
     assert contents(folder) == before
 
 
+def test_a_folder_without_a_name_is_refused(folder, capsys):
+    """As from a variable of the shell that is not set."""
+    for command in ("report", "watch"):
+        assert_refused(capsys, [command, ""], ["'' is not the name of a folder or file"])
+
+
 def test_the_installed_command_refuses(folder):
     command = Path(sysconfig.get_path("scripts")) / "jaxfl"
     ended = subprocess.run([command, "run", "fedpr"], cwd=folder, capture_output=True, text=True)

@@ -18,7 +18,7 @@ from conftest import arrays_of, drawing
 import jaxfl
 from jaxfl import registry
 from jaxfl.cli import COMMANDS, console, main
-from jaxfl.cli.words import given
+from jaxfl.cli.words import expand, given
 from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import check, helps, hints, parse
@@ -26,6 +26,7 @@ from jaxfl.config.options import text as text_of
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.machine import files
 from jaxfl.models.zoo import MODELS, described
 from jaxfl.runs import config, run_loop, store
 from jaxfl.runs.variant import choose, provided
@@ -498,3 +499,16 @@ def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_pat
     assert end.value.code == 2
     sentence = capsys.readouterr().err
     assert "made from Python with a method of its own (fedavg); name it as path/to/file.py:obj" in sentence
+
+
+def test_files_of_arguments_are_quoted_as_in_a_shell(tmp_path):
+    (tmp_path / "my.args").write_text(
+        '# rates\n--lr 0.1  # tried\n--run-dir "runs/my #1" --mlp a#b \'#c\' ""\n'
+    )
+    words = ["--lr", "0.1", "--run-dir", "runs/my #1", "--mlp", "a#b", "#c", ""]
+    assert expand(["run", f"@{tmp_path}/my.args"]) == ["run", *words]
+
+
+def test_texts_about_a_folder_that_is_no_utf8_are_written(tmp_path):
+    files.write_texts(tmp_path, {"note": "left out: n\udcff"})
+    assert (tmp_path / "note").read_text() == "left out: n\\udcff"

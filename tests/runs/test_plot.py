@@ -14,8 +14,11 @@ def test_a_grid_has_the_means_and_is_empty_where_one_is_missing():
     ]
     axes, _ = draw_grid(Table(["mu=0", "mu=1", "mu=1 minus other"], rows), "a study", "accuracy %").axes
     written = {text.get_position(): text.get_text() for text in axes.texts}
-    assert written == {(0, 0): "50.0", (1, 0): "60.2", (0, 1): "70.0"}
+    assert written == {(0, 0): "50.00", (1, 0): "60.25", (0, 1): "70.00"}
     assert [label.get_text() for label in axes.get_xticklabels()] == ["mu=0", "mu=1"]
+    small = draw_grid(Table(["mu=0"], [("lr=0.1", [Cell(0.0281, None)])]), "megabytes", "MB")
+    assert small is not None and [text.get_text() for text in small.axes[0].texts] == ["0.0281"]
+    assert draw_grid(Table(["mu=0"], [("lr=0.1", [Cell(float("nan"), None)])]), "never reached", "MB") is None
 
 
 def test_each_mean_is_a_point_with_its_spread_in_the_band_of_its_column():

@@ -842,6 +842,8 @@ def test_pictures_are_drawn_of_one_and_of_many_clients(drawn, tmp_path, clients)
     files.write_pictures(tmp_path, pictures)
     assert len(list(tmp_path.iterdir())) == len(pictures)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+    files.write_pictures(tmp_path, {"matrices.png": lambda: None})  # that of an earlier report goes
+    assert not (tmp_path / "matrices.png").exists()
 
 
 def test_partitions_are_averaged_where_every_experiment_has_all_of_them():

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import types
 from pathlib import Path
 
 import numpy as np
@@ -336,6 +337,44 @@ def test_runs_on_other_rows_are_not_paired(toy):
     assert table.notes[-1].startswith("Minus local: runs on other rows are not paired: fedprox mu=0.0,")
 
 
+def test_what_a_table_averages_or_cannot_compare_is_said(toy):
+    """Versions of the user's own code, and a rival that has not finished."""
+    found, folder = toy
+    cells = study.finished(found._replace(against="local"), folder)
+    setting = study_file.setting_name(study.settings(found)[0])
+    (result,) = cells.results[setting, "fedprox"].values()
+    versions = [result | {"code": [{"files": {"my.py": then}}]} for then in ("before", "after")]
+    cells.results[setting, "fedprox"] = {(seed, 0): of_seed for seed, of_seed in enumerate(versions)}
+    del cells.results[setting, "local"]
+    notes = study_table.tabulate(cells).notes
+    assert f"The runs of fedprox {setting} were computed by different versions of your code." in notes
+    assert notes[-1] == f"Nothing is compared with local in {setting}: no run of it has finished."
+
+
+def test_a_cell_that_another_process_has_finished_is_no_failure(toy, tmp_path, monkeypatch):
+    found, whole = toy
+    shutil.copytree(whole, tmp_path / "copy")
+    busy = types.SimpleNamespace(failures=["local: another process works there"])
+    monkeypatch.setattr(study, "compare", lambda *_, **__: busy)
+    _, failures = study.run(found, tmp_path / "copy")
+    assert len(failures) == 2 and all("classes_per_client=99: local: another" in each for each in failures)
+
+
+def test_the_orders_of_many_axes_are_tried_only_where_one_can_be_there(toy, tmp_path, monkeypatch):
+    axes = {f"axis{i}": [{name: 1}] for i, name in enumerate("abcdefghijkl")}
+    found, setting = toy[0]._replace(axes=axes), {axis: value for axis, (value,) in axes.items()}
+    (tmp_path / "mu=0.0").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(itertools, "permutations", None)
+        usual = study._folder(found, tmp_path, setting)
+    assert usual.name.startswith("a=1-b=1-c=1-")
+    turned = dict(reversed(setting.items()))
+    study._folder(found, tmp_path, turned).mkdir()
+    few = {axis: setting[axis] for axis in ("axis0", "axis1", "axis2")}
+    (tmp_path / "c=1-a=1-b=1").mkdir()
+    assert study._folder(found, tmp_path, few).name == "c=1-a=1-b=1"
+
+
 def test_the_bar_counts_all_settings_and_estimates_by_what_was_computed(monkeypatch, toy):
     """Rounds of earlier settings stay; kept runs, and rounds before a resume, took no time here."""
     bar, now = terminal.Bar(), [0.0]
@@ -427,6 +466,9 @@ def test_ctrl_c_in_the_last_rounds_of_a_setting_begins_no_other(toy, tmp_path):
     with pytest.raises(Interrupted, match="has stopped in setting 2 of 3"):
         study.run(found, tmp_path / "run", observer=Observer(progressed=pressed))
     assert len(results(tmp_path / "run")) == 1
+    edited = {"partition": ["classes,classes_per_client=2,samples_per_client=10"]}
+    table, failures = study.run(found._replace(axes=edited), tmp_path / "run")
+    assert table is not None and not failures
 
 
 def test_the_table_has_no_runs_of_another_study(toy):
@@ -450,7 +492,7 @@ def test_cells_that_lack_runs_or_the_target_are_named(toy):
     cells.results[setting, choice] = {(seed, 0): result for seed, result in enumerate(reached)}
     table = study_table.tabulate(cells)
     what, missing, missed = table.notes
-    assert "rounds to 50 %, mean and sample standard deviation over 3 runs." in what
+    assert "rounds to 50 %, mean and sample standard deviation over up to 3 runs." in what
     assert (
         missing.startswith("27 of its runs are missing: ") and f"{choice} {setting} has 2 of 3; " in missing
     )
@@ -620,6 +662,10 @@ def test_every_study_of_the_papers_can_be_read():
         (
             'methods = ["local", "fedavg"]\n[names]\nlocal = "fedavg"',
             "local is not the only one that names calls",
+        ),
+        (
+            'methods = ["local"]\nshow = ["accuracy", "received"]\n[names]\naccuracy = "received %"',
+            "accuracy is not the only one that names calls 'received %'",
         ),
         ('methods = ["local"]\nseeds = 0', "seeds must be at least 1, not 0"),
         ('methods = ["local"]\n[options]\nlr = 0.1\n[axes]\nlr = [0.2]', "lr is an option and an axis"),

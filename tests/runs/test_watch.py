@@ -259,6 +259,8 @@ def test_watch_prints_a_line_for_a_run(compared, stopped, monkeypatch):
     shutil.copytree(stopped, "other")
     watch.watch([Path()], out := Console(file=io.StringIO(), width=120))
     assert "fedavg in other" in out.file.getvalue() and "in fedavg/seed-0" in out.file.getvalue()
+    watch.watch([stopped], out := Console(file=io.StringIO(), width=48))
+    assert "fedavg" in out.file.getvalue() and "stopped" in out.file.getvalue()
     with pytest.raises(JaxflError, match="There is no run in"):
         shown([stopped / "checkpoints"], now)
     Path("other/config.json").write_text("{")
