@@ -34,7 +34,7 @@ from jaxfl.runs import compare as comparisons
 from jaxfl.runs.config import at_own_default, described
 from jaxfl.runs.lengthen import rates_depend_on_length
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.table import Cell, absent, notes_on_absent
+from jaxfl.runs.table import Cell, absent, notes_on_absent, notes_on_code
 from jaxfl.runs.variant import choose
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -903,8 +903,8 @@ def test_a_report_notes_runs_of_one_label_with_different_code():
         return {"code": [{"files": {}}, {"files": dict(files)}]}
 
     same = [of(("/a/my.py", "1")), of(("/b/my.py", "1"))]
-    assert report._of_code({"mine": same, "other": [of(("/a/my.py", "2"))]}) == []
-    (note,) = report._of_code({"mine": [*same, of(("/a/my.py", "2"))]})
+    assert notes_on_code({"mine": same, "other": [of(("/a/my.py", "2"))]}) == []
+    (note,) = notes_on_code({"mine": [*same, of(("/a/my.py", "2"))]})
     assert note == "The runs of mine were computed by different versions of your code."
 
 

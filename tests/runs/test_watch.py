@@ -273,6 +273,7 @@ def test_watch_leaves_out_ended_runs_if_a_terminal_is_too_low(compared, tmp_path
     for name in ("a", "b", "c"):
         shutil.copytree(compared / "fedavg" / "seed-0", tmp_path / name)
     monkeypatch.setattr(time, "sleep", lambda seconds: (tmp_path / "comparison.json").touch())
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one shows nothing before the end
     out = Console(file=io.StringIO(), width=100, height=9, force_terminal=True)
     with owned(tmp_path / "c"):
         (tmp_path / "c" / "result.json").unlink()
@@ -295,6 +296,7 @@ def test_watch_follows_a_comparison_to_its_end(compared, stopped, monkeypatch):
         lambda: shutil.copyfile(compared / "comparison.json", folder / "comparison.json"),
     ]
     monkeypatch.setattr(time, "sleep", lambda seconds: events.pop(0)())
+    monkeypatch.setenv("TERM", "xterm")
     out = Console(file=io.StringIO(), width=80, force_terminal=True)
     watch.watch([folder], out)
     assert not events
