@@ -190,8 +190,9 @@ def _study(arguments: list[str]) -> None:
         )
     if table:
         OUT.print(as_text(table, OUT.width))
-        written = f"study.csv, study.md, study.tex, study.{where.pictures}, runs.csv"
-        OUT.print(f"{folder}: {written}, and a folder per setting")
+        picture = f"study.{where.pictures}"
+        drawn = f"{picture}, " if store.holds(Path(folder), picture) else ""
+        OUT.print(f"{folder}: study.csv, study.md, study.tex, {drawn}runs.csv, and a folder per setting")
     if failures:
         raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")
 

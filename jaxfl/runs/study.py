@@ -101,13 +101,14 @@ def run(
             observer=observer,
         ).failures
 
-    failed, rounds = {}, {place: _rounds(study, everything[place], mine[place]) for place in mine}
+    failures, rounds = [], {place: _rounds(study, everything[place], mine[place]) for place in mine}
     with limited(max_seconds), deferred() as request:
         for done, (place, chosen) in enumerate(mine.items(), 1):
             setting = everything[place]
             observer.ahead(sum([*rounds.values()][done - 1 :]))
             where = f"setting {done} of {len(mine)}{': ' * bool(setting)}{setting_name(setting)}"
             observer.said(f"{study.title}: {where}")
+            about = place  # runs, which another process may finish meanwhile
             try:
                 if stop := request.made:
                     raise Interrupted("", stop)
@@ -119,14 +120,15 @@ def run(
                     stopped.code,
                 ) from None
             except JaxflError as error:  # it ends this setting; the others go on
-                sentences = [str(error)]
-            failed[place] = [
-                f"{setting_name(setting)}: {sentence}" if setting else sentence for sentence in sentences
+                about, sentences = None, [str(error)]
+            failures += [
+                (about, f"{setting_name(setting)}: {sentence}" if setting else sentence)
+                for sentence in sentences
             ]
     with in_turn(folder):
         cells = finished(study, folder)
-        left = [place for place, chosen in mine.items() if not _is_complete(cells, everything[place], chosen)]
-        failures = [sentence for place in left for sentence in failed[place]]
+        complete = {place for place in mine if _is_complete(cells, everything[place], mine[place])}
+        failures = [sentence for about, sentence in failures if about not in complete]
         if cells.results:
             return _written(cells, folder, pictures), failures
     if store.holds(folder, store.STUDY):

@@ -359,6 +359,13 @@ def test_a_cell_that_another_process_has_finished_is_no_failure(toy, tmp_path, m
     _, failures = study.run(found, tmp_path / "copy")
     assert len(failures) == 2 and all("classes_per_client=99: local: another" in each for each in failures)
 
+    def full(*_, **__):
+        raise JaxflError("table.csv cannot be written")
+
+    monkeypatch.setattr(study, "compare", full)
+    _, failures = study.run(found, tmp_path / "copy")
+    assert len(failures) == 6  # about settings, not about their runs
+
 
 def test_the_orders_of_many_axes_are_tried_only_where_one_can_be_there(toy, tmp_path, monkeypatch):
     axes = {f"axis{i}": [{name: 1}] for i, name in enumerate("abcdefghijkl")}

@@ -93,7 +93,7 @@ def _require_switch(name: str, network: "Linen") -> None:
 
 
 def _changes_statistics(network: "Linen") -> bool:
-    x = jax.random.normal(jax.random.key(0), (EXAMPLES, *network.shape), jnp.result_type(float))
+    x = jax.ShapeDtypeStruct((EXAMPLES, *network.shape), jnp.result_type(float))
 
     def after(weights, x):
         return network.run(weights, x, Walk(), train=False, key=None, mask=None)[1]
@@ -101,8 +101,9 @@ def _changes_statistics(network: "Linen") -> bool:
     traced = jax.make_jaxpr(after)(leaves(network), x).jaxpr
     if {*map(id, traced.outvars)} <= {*map(id, traced.invars)}:
         return False
-    weights = network.draw(jax.random.key(0))  # nn.remat and nn.jit return copies, so compare numbers
-    same = jax.tree.map(jnp.array_equal, weights.stats, jax.jit(after)(weights, x))
+    # nn.remat and nn.jit return copies, so compare numbers.
+    weights, images = network.draw(jax.random.key(0)), jax.random.normal(jax.random.key(1), x.shape, x.dtype)
+    same = jax.tree.map(jnp.array_equal, weights.stats, jax.jit(after)(weights, images))
     return not all(jax.tree.leaves(same))
 
 
