@@ -9,10 +9,9 @@ Algorithm 1. s_m are client m's predictions on the round's public images D_r, S_
                               w_n <- SGD over the distance of f(w_n, D_r) from t
 
 The paper exchanges class scores and measures |f - t| (``signal="logit"``); MNFL compares soft predictions by
-KL, which is the default. At MNFL's temperature of 10 and weight that pull is weak (`kl_weight`); KT-pFL's
-code has the temperature 1 for FedMD. The paper's round begins with the second half of ours. Unless public
-labels are known to mean what the clients' do (held-out images, or ``labels=true``), clients do not train
-before the rounds.
+KL, which is the default. The paper's round begins with the second half of ours. Unless public labels are
+known to mean what the clients' do (held-out images, or ``labels=true``), clients do not train before the
+rounds.
 """
 
 from typing import Literal

@@ -16,8 +16,9 @@ teachers are mixed among them. A client deploys w_n and receives nothing before 
 
 Where the paper leaves room: rows of C are learners (its equations mix rows and columns). Without the
 simplex t_n would not be a distribution. For eq. 7 clients send predictions again, of the distilled models
-(``matrix_predictions="before"`` reuses s_n of eq. 6). Eq. 6 is a mean over images without a factor of T^2
-(`kl_weight`; the authors' code has 1/classes).
+(``matrix_predictions="before"`` reuses s_n of eq. 6). Algorithm 1 teaches with the last round's C, KT-pFL's
+code with the new one. The paper has no temperature, so T = 1, and eq. 6 is a mean over images. KT-pFL's code
+has T = 10 and a factor of 1/classes (`temperature`, `kl_weight`).
 """
 
 from typing import Literal

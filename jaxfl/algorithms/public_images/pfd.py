@@ -9,8 +9,7 @@ flattened soft predictions s_n:
     TopK-pFD    C[n, m] = 1/K for the K clients most like n, itself among them
 
 The minimum is subtracted as in KT-pFL's code, because predictions are never negative and so plain cosines are
-nearly equal (``weights="plain"``). K = 5 is the paper's; the code takes the clients above the median. The
-default temperature of 10 is that of KT-pFL there; for these two methods the code has 1.
+nearly equal (``weights="plain"``). K = 5 is the paper's; the code takes the clients above the median.
 """
 
 from typing import Literal
