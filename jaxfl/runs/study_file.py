@@ -31,6 +31,8 @@ class Study(NamedTuple):
     Args:
       title: title of the study.
       claim: what the study is to show, in a line.
+      power: what decides whether it can: steps of distillation beside local ones, the imbalance, how good
+        teachers are, the smallest difference that its seeds tell from none. Printed beside the claim.
       methods: choices of methods, with options.
       options: options of every run, by name.
       axes: further options by name, each with its values. Values may be tables of options that change
@@ -48,6 +50,7 @@ class Study(NamedTuple):
     title: str
     methods: tuple[str, ...]
     claim: str = ""
+    power: str = ""
     options: Mapping[str, Any] = {}
     axes: Mapping[str, list] = {}
     seeds: int = 1

@@ -164,7 +164,9 @@ def _notes(cells: Cells) -> list[str]:
     over = f"up to {over}" if incomplete else over
     spread = f", mean and sample standard deviation over {over}" if expected > 1 else ""
     shown = "; ".join(what.title for what in measures.values())
-    notes = [f"{study.title}: {shown}{spread}."] + ([f"Claim: {study.claim}"] if study.claim else [])
+    notes = [f"{study.title}: {shown}{spread}."] + [
+        f"{word}: {text}" for word, text in (("Claim", study.claim), ("Power", study.power)) if text
+    ]
     notes += [SELECTED] if study.select == "validation" else []
     missing = expected * len(settings(study)) * len(study.methods) - len(found)
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
