@@ -10,7 +10,7 @@ from jaxfl.registry import METHODS
 # 4.1: (e), and the bold choices of (c) and (f)
 COMPFL = {"lam": 1.0, "mu": 1.0, "tau": 0.1, "head_lr": 0.1, "momentum": 0.5, "weight_decay": 5e-4}
 COMPFL |= {"head_init": "keep+ft", "kd_direction": "forward", "anchor_reduction": "mean"}
-COMPFL |= {"accuracy_on": "train", "align": True, "kd": True}
+COMPFL |= {"accuracy_on": "train", "align": True, "kd": True, "teachers": "others"}
 GREEDY = {"eps": 0.3, "warmup": 0.1, "greedy": True}
 # 5.5: (e); its public set, passes and temperature serve 5.1 and 5.4 too
 PUBLIC = {"public_size": 3000, "public_batch": 256, "distill_epochs": 1}
@@ -43,7 +43,7 @@ CONSTANTS = {
     "fedfomo": {"downloads": 5, "epsilon": 0.0, "epsilon_decay": 0.05},  # 3.6
     "pfedhn": {"embedding": None, "hidden": 100, "depth": 3, "server_lr": 0.01}  # 3.7; None: int(1 + N / 4)
     | {"server_momentum": 0.9, "server_weight_decay": 1e-3, "server_clip_norm": 50.0},
-    "compfl": COMPFL | GREEDY,
+    "compfl": COMPFL | GREEDY | {"deploy": "own"},
     "compfl-dd": COMPFL | GREEDY | {"deploy": "walker"},  # 4.2 (d)
     "compfl-mm": COMPFL | {"relay": True},  # 4.3 (c)
     "heterofl": {"clip_norm": 1.0, "scaler": True, "masked": True, "static_bn": True},  # 4.4

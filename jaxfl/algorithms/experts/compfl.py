@@ -4,41 +4,57 @@ Xu et al. 2024, "Cooperative Multiple Model Training for Personalized Federated 
 Devices" (FedKDD), Algorithm 1. Experts j = 1..M are ordered by size; client i owns expert j_i and may train
 any smaller one. theta_j is the shared extractor of expert j, phi_ij client i's head on it. k counts the rows
 of a mini-batch; z_k and p_k are the features and the prediction of the expert in training, p_jk is that of
-teacher j. In a round:
+teacher j. zbar and a_j have tildes in the paper.
+
+**Round.**
 
 1. adapt (eq. 6)     zbar_jc = mean of z_j(x) over the client's rows of class c      prototypes, anchors
                      phi_ij  <- zbar_jc / ||zbar_jc||, bias 0, for j != j_i; the own phi_ij stays
                      phi_ij  <- one epoch with rate head_lr, theta_j frozen
 2. weigh (eq. 7)     s_j = softmax(a_j / tau), a_j the accuracies scaled to [0, 1] over the teachers
 3. select (eq. 8)    j^ = j_i with probability 1 - eps, else uniform over 1..j_i
-4. update (eq. 4)    (theta_j^, phi_ij^) <- SGD over L = CE + lam L_f + mu L_kd
+4. update (eq. 4)    (theta_j^, phi_ij^) <- SGD over L = CE + lam L_f + mu L_kd      mu = 0 in the warm-up
                      L_f  = mean_k ||z_k - zbar_y_k||^2                              eq. 2
                      L_kd = mean_k KL(t_k || p_k)                                    eq. 3
                      t_k  = y_k / 2 + sum_j s_j p_jk / 2                         teachers j <= j_i, j != j^
 5. aggregate (eq. 10) theta_j <- theta_j + sum_i n_i (theta_ij - theta_j) / sum_i n_i over i with j^ = j
 
-A client that trained its own expert in the last round deploys that model. Otherwise it deploys the newest
-theta_ji with an adapted head. What it receives is in both cases the newest theta_ji with an adapted head.
+A client receives the newest theta_ji with an adapted head. It deploys its own expert as trained in the last
+round, or what it receives if it trained another. With align, greedy and kd off and ``head_init="keep"`` this
+is FedPer, scored after local training. With `augment` the student sees changed images, teachers and
+prototypes the unchanged ones.
 
-zbar and a_j have tildes in the paper.
+**Differs.** Where the paper leaves room, an option has its readings:
 
-Where the paper leaves room: Algorithm 1 retains the own head, section 3.2 says that it can be made anew from
-prototypes; we retain it (``head_init``), which gains two to five points, on one seed each
-(experiments/compfl). Eq. 3 prints KL(p || t), we take the usual KL(t || p) (``kd_direction``). Eq. 2 sums
-over the feature's dimensions, we average (``anchor_reduction``), as in FedPAC's code, by the same first
-author. The paper has validation accuracies in step 2, but says nothing of validation rows; we take the
-training rows unless ``accuracy_on="validation"``. By appendix C only experts smaller than the own one teach;
-here a client that assists a smaller one is also taught by its own (section 2.2).
+- ``head_init``: Algorithm 1 keeps the head of the expert in training (``keep-chosen+ft``), section 3.2 may
+  make it anew (``proto+ft``). We keep it on the own expert only, which gains two to five points over
+  making it anew, on one seed each (experiments/compfl).
+- ``teachers``: eqs. 3 and 7 sum over all experts, the received copy of j^ among them (``all``). By appendix C
+  only experts smaller than the own one teach. We take all but j^ (``others``): the own expert also teaches a
+  smaller one that the client assists (section 2.2).
+- ``deploy``: the paper's results are of one model. Appendix C also has the ensemble of the locally adapted
+  experts, without weights: the mean probabilities of all j <= j_i, each the newest theta_j under an adapted
+  head (``ensemble``).
+- ``kd_direction``: eq. 3 prints KL(p || t), we take the usual KL(t || p).
+- ``anchor_reduction``: eq. 2 sums over the feature's dimensions, we average, as in FedPAC's code, by the same
+  first author.
+- ``accuracy_on``: step 2 has validation accuracies, but the paper says nothing of validation rows; we take
+  the training rows.
 
-With `augment` the student sees changed images, teachers and prototypes the unchanged ones.
+FedPAC scores what a client receives under its old head (acc0), we adapt the head first.
 
-Distillation starts after a warm-up. Greedy selection has no warm-up. During the warm-up a client downloads
-its own expert and the one it drew; afterwards it downloads all that it can run, even if ``kd`` is off and
-none of them teaches (only its own if neither ``kd`` nor ``greedy`` is on). With align, greedy and kd off and
-``head_init="keep"`` this is FedPer, scored after local training.
+**Traffic.**
+
+    up                        theta_j^
+    down in the warm-up       theta_ji, and theta_j^
+    down after it             theta_j of all j <= j_i, also with kd off
+    down with kd, greedy off  theta_ji in all rounds
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +75,9 @@ from jaxfl.authoring import (
     Algorithm,
     Info,
     Method,
+    Model,
     PerGroup,
+    Predictor,
     each_client,
     gather,
     initial_weights,
@@ -68,6 +86,7 @@ from jaxfl.authoring import (
     options,
     own_models,
     per_group,
+    predict,
     scatter,
     tree,
     within,
@@ -75,8 +94,8 @@ from jaxfl.authoring import (
 
 
 @options
-class CompFL(Cooperation):
-    """Options of CompFL."""
+class Greedy(Cooperation):
+    """Options of the modes with greedy selection."""
 
     eps: float = within("[0, 1]", 0.3)
     """epsilon, how often a client draws the expert to train instead of taking its own."""
@@ -84,6 +103,14 @@ class CompFL(Cooperation):
     """Let clients train experts smaller than their own."""
     warmup: float = within("[0, 1]", 0.1)
     """Share of the rounds before distillation starts."""
+
+
+@options
+class CompFL(Greedy):
+    """Options of CompFL."""
+
+    deploy: Literal["own", "ensemble"] = "own"
+    """What clients deploy: their own expert, or the mean of what all that they can run predict."""
 
 
 class State(NamedTuple):
@@ -147,7 +174,7 @@ def build(config: CompFL) -> Algorithm:
 
     def init(key, federation, hyper):
         check(config, federation)
-        if config.greedy or config.kd:
+        if config.greedy or config.kd or config.deploy == "ensemble":
             require_statistics(config, federation)
         models, groups = federation.models, federation.groups
         weights = initial_weights(key, federation)
@@ -248,7 +275,34 @@ def build(config: CompFL) -> Algorithm:
         weights = map_clients(client, key, federation, cohort, state.experts, own)
         return own_models.predictors(weights)
 
-    return Algorithm(init, receive, step, personal)
+    def ensemble(key, state, federation, cohort):
+        """Return predictors by all experts that clients can run, under adapted heads (appendix C)."""
+        models, experts = federation.models, runnable(federation.models)
+
+        def client(key, client, js, heads):
+            def adapted(e, j):
+                key_e, client_j = jax.random.fold_in(key, e), dataclasses.replace(client, model=models[j])
+                theta, own = state.experts[j], j == js[-1]
+                weights = newest(key_e, client_j, federation, theta, heads[e], state.hyper, own=own)
+                return divide(models[j], weights, state.hyper)[0]
+
+            return tuple(adapted(e, j) for e, j in enumerate(js))
+
+        def predictor(js, heads):
+            mean = functools.partial(mean_prediction, [models[j] for j in js[:-1]])
+            return Predictor([state.experts[j] for j in js], heads, mean)
+
+        heads = map_clients(client, key, federation, cohort, experts, gather(state.heads, cohort))
+        return per_group(predictor, experts, heads)
+
+    return Algorithm(init, receive, step, personal if config.deploy == "own" else ensemble)
+
+
+def mean_prediction(smaller: list[Model], model: Model, thetas, phis, x):
+    """Return logarithms of the mean probabilities of a client's experts, its own being the last."""
+    experts = zip((*smaller, model), thetas, phis, strict=True)
+    scores = jnp.stack([jax.nn.log_softmax(predict(*expert, x)) for expert in experts])
+    return jax.nn.logsumexp(scores, axis=0) - math.log(len(scores))
 
 
 BIBTEX = """@inproceedings{xu2024cooperative,

@@ -61,8 +61,11 @@ class Cooperation(Training):
     """Use the feature anchors."""
     kd: bool = True
     """Use the ensemble distillation."""
-    head_init: Literal["keep+ft", "proto+ft", "proto", "keep"] = "keep+ft"
-    """The own expert's head at the start of a round: kept, or prototypes; with or without one epoch."""
+    teachers: Literal["others", "all"] = "others"
+    """Experts that teach: those that the client has except the one in training, or that one as well."""
+    head_init: Literal["keep+ft", "keep-chosen+ft", "proto+ft", "proto", "keep"] = "keep+ft"
+    """The own expert's head at the start of a round: kept (keep-chosen: so is another expert's that it
+    trains), or prototypes; with or without one epoch."""
     anchor_reduction: Literal["mean", "sum"] = "mean"
     """Reduction over the dimensions of a feature, in the anchors' loss."""
     kd_direction: Literal["forward", "reverse"] = "forward"
@@ -152,7 +155,9 @@ class Adapted(NamedTuple):
     predictions: jax.Array  # (m, C), softmax of the logits on the client's rows
 
 
-def adapt(key, client: Client, federation: Federation, weights: Weights, head_init: str, hyper) -> Adapted:
+def adapt(
+    key, client: Client, federation: Federation, weights: Weights, hyper, *, own=True, chosen=False
+) -> Adapted:
     """Fit a client's head to a frozen extractor (eq. 6).
 
     Args:
@@ -160,8 +165,9 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, head_in
       client: the owner of the rows; its `model` is the expert.
       federation: holds the images.
       weights: theta_j, and the client's last head on it.
-      head_init: initial head, and whether it is fitted; see the option of CompFL.
       hyper: the options of CompFL.
+      own: bool, whether the expert is the client's own. Another one's head is made anew and fitted.
+      chosen: () bool, whether the client trains the expert.
     """
     model = client.model
     (head,) = model.head.names
@@ -174,9 +180,11 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, head_in
     y = federation.outputs(client, client.rows)
     anchors, _ = class_means(z, y, client.size, model.classes)
 
-    adapted = weights
+    adapted, head_init = weights, hyper.head_init if own else "proto+ft"
     if head_init.startswith("proto"):
-        adapted = Weights(weights.params | {head: prototype_head(anchors)}, weights.stats)
+        made = Weights(weights.params | {head: prototype_head(anchors)}, weights.stats)
+        kept = hyper.head_init == "keep-chosen+ft" and chosen
+        adapted = tree.where(kept, weights, made)
     if head_init.endswith("ft"):
 
         def on_features(weights, batch, key):
@@ -205,9 +213,9 @@ def adapt(key, client: Client, federation: Federation, weights: Weights, head_in
     return Adapted(adapted, anchors, accuracy, predictions)
 
 
-def newest(key, client: Client, federation: Federation, theta, phi, hyper) -> Weights:
-    """Return a client's own expert with this extractor and its adapted head."""
-    return adapt(key, client, federation, tree.combine(theta, phi), hyper.head_init, hyper).weights
+def newest(key, client: Client, federation: Federation, theta, phi, hyper, own=True) -> Weights:
+    """Return an expert of a client, by default its own, with this extractor and its adapted head."""
+    return adapt(key, client, federation, tree.combine(theta, phi), hyper, own=own).weights
 
 
 def received(
@@ -275,7 +283,7 @@ def local_round(
       trainable: the places of the experts that it may train.
       chosen: () int32, the place of the expert that it trains; by default the only one of `trainable`.
       heard: by the places of `thetas`, () bool: whether the client has the expert, downloaded now or seen
-        before. These teach; these and the chosen one are adapted.
+        before. These may teach; these and the chosen one are adapted.
       hyper: the options.
       mu: (), weight of the distillation in this round.
     """
@@ -292,17 +300,16 @@ def local_round(
 
     def start(e):
         key, weights = jax.random.fold_in(adapt_key, e), tree.combine(thetas[e], phis[e])
-        # Heads of other experts are made anew (section 3.2).
-        head_init = hyper.head_init if e == own else "proto+ft"
-        return adapt(key, student(e, of_use[e]), federation, weights, head_init, hyper)
+        runs = student(e, of_use[e])
+        return adapt(key, runs, federation, weights, hyper, own=e == own, chosen=chosen == e)
 
     adapted = {e: start(e) for e in thetas}
 
     def train(e):
-        teachers = [k for k in thetas if k != e]
+        teachers = [k for k in thetas if hyper.teachers == "all" or k != e]
         targets, weight = None, mu
         if hyper.kd and teachers:
-            known = jnp.stack([jnp.asarray(heard[k]) for k in teachers])
+            known = jnp.stack([of_use[k] for k in teachers])
             targets = ensemble([adapted[k] for k in teachers], known, hyper.tau)
             weight = jnp.where(known.any(), mu, 0)
         trainee = student(e, chosen == e)

@@ -14,6 +14,9 @@ so that all of them together train about as often as `compfl` does. The walkers 
 clients take part, N counts these, and walkers go only to them. A walker rests if no client that it can reach
 would accept it. One that is not accepted within ``max_hops`` hops rests until its next turn.
 
+Options are those of `compfl`. With ``teachers="all"`` theta_j teaches too, as it came. There is no ensemble,
+because a client need not have seen all experts.
+
 A client keeps the newest copy of every expert that it can run and that has passed by, trained there or not.
 After its training a walker goes to a neighbour, whose copy of it is renewed at the walker's next turn.
 With ``deploy="walker"`` a client deploys the current walker of its architecture under its own adapted head.
@@ -30,7 +33,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.experts.compfl import BIBTEX, CompFL, distils
+from jaxfl.algorithms.experts.compfl import BIBTEX, Greedy, distils
 from jaxfl.algorithms.experts.compfl_client import (
     check,
     divide,
@@ -63,7 +66,7 @@ from jaxfl.authoring import (
 
 
 @options
-class CompFLDD(CompFL):
+class CompFLDD(Greedy):
     """Options of CompFL device by device."""
 
     deploy: Literal["walker", "visit"] = "walker"

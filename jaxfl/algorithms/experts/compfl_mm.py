@@ -13,7 +13,8 @@ they do not train it, but still average, so that the graph stays connected (``re
 
 There is no greedy selection, because all clients that can run an expert train it in its turn. Distillation
 comes only from larger experts, as appendix E says; appendix C has smaller ones. It needs no warm-up, because
-teachers are trained before.
+teachers are trained before. With ``teachers="all"`` theta_ij teaches too, as gossip left it. There is no
+ensemble, because smaller experts are untrained until their turns.
 
 T counts the rounds of all experts together; for the budget that `compfl` has in T rounds take M T. A client
 receives and deploys its copy of its own expert, as gossip left it, under its adapted head. While smaller

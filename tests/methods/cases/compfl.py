@@ -80,11 +80,11 @@ def step(state, clients, cohort, options):
         chosen = list(heads[i])[draw["chosen"]] if options.greedy else own
         downloaded = heads[i] if warm and (options.kd or options.greedy) else {chosen, own}
         adapted = {
-            j: adapt(client, net[j], experts[j] | heads[i][j], order, options, own=j == own)
+            j: adapt(client, net[j], experts[j] | heads[i][j], order, options, j == own, j == chosen)
             for j, order in zip(heads[i], draw["adapt"], strict=True)
             if j in downloaded
         }
-        teachers = [adapted[j] for j in adapted if j != chosen]
+        teachers = [adapted[j] for j in adapted if options.teachers == "all" or j != chosen]
         loss = objective(
             client,
             net[chosen],
@@ -102,9 +102,10 @@ def step(state, clients, cohort, options):
     return {"experts": average(experts, sent), "heads": heads, "trained": trained}, losses
 
 
-def adapt(client, net, weights, order, options, own=True):
-    """Take steps 1 and 2: class means, the head from them (eq. 6) or the client's own, and its accuracy."""
-    head_init = options.head_init if own else "proto+ft"
+def adapt(client, net, weights, order, options, own=True, chosen=False):
+    """Take steps 1 and 2: class means, the head from them (eq. 6) or the client's last, and its accuracy."""
+    keeps_both = chosen and options.head_init == "keep-chosen+ft"
+    head_init = options.head_init if own or keeps_both else "proto+ft"
     z, _ = net(weights, client.x)
     classes = len(weights[f"{nets.HEAD}/bias"])
     anchors = np.zeros((classes, z.shape[1]))
@@ -185,14 +186,22 @@ def distillation(scores, targets, direction):
 
 
 def scores(state, clients, draws, options, x):
-    """Score the newest own expert, adapted, as received; as deployed the one just trained, if any."""
+    """Score the newest own expert, adapted, as received; as deployed the one just trained, or all experts."""
     received, deployed = [], []
+    net = {client.group: client.net for client in clients}
     for i, client in enumerate(clients):
+        if options.deploy == "ensemble":
+            probabilities = []
+            for (j, head), order in zip(state["heads"][i].items(), draws[i]["adapt of each"], strict=True):
+                one = adapt(client, net[j], state["experts"][j] | head, order, options, j == client.group)
+                probabilities.append(softmax(nets.logits(net[j], one.weights, x)))
+            deployed.append(np.log(np.mean(probabilities, axis=0)))
         newest = state["experts"][client.group] | state["heads"][i][client.group]
         newest = adapt(client, client.net, newest, draws[i]["adapt"], options).weights
         received.append(nets.logits(client.net, newest, x))
-        own = state["trained"].get(i, newest)
-        deployed.append(nets.logits(client.net, own, x))
+        if options.deploy == "own":
+            own = state["trained"].get(i, newest)
+            deployed.append(nets.logits(client.net, own, x))
     return {"received": received, "deployed": deployed}
 
 
@@ -211,8 +220,12 @@ def draws(key, client, models, options):
 
 
 def draws_before_use(key, client, models, options):
-    """Draw an order for one head."""
-    return {"adapt": orders(key, client.size, 1)[0]}
+    """Draw an order for the own head, and orders for the heads of an ensemble."""
+    experts = range(len(runnable(models)[client.group]))
+    return {
+        "adapt": orders(key, client.size, 1)[0],
+        "adapt of each": [orders(jax.random.fold_in(key, e), client.size, 1)[0] for e in experts],
+    }
 
 
 def view(state, federation, t):
@@ -295,8 +308,9 @@ def a_client_that_cannot_train_is_idle_though_it_adapts():
 
 def experts_without_statistics_of_their_own_are_refused():
     small, large = (mlp(norm="batch", hidden=3), 3), (mlp(norm="batch"), 2)
-    with pytest.raises(JaxflError, match="would run mlp of others without BatchNorm statistics"):
-        run("compfl", federated(small, large), bn_stats="local", **TRAINING)
+    for options in {}, {"greedy": False, "kd": False, "deploy": "ensemble"}:
+        with pytest.raises(JaxflError, match="would run mlp of others without BatchNorm statistics"):
+            run("compfl", federated(small, large), bn_stats="local", **options, **TRAINING)
 
 
 compfl = Case(
@@ -316,9 +330,9 @@ compfl = Case(
             [("lam", 0.71), ("mu", 0.81), ("head_lr", 0.21), ("warmup", 0.51), ("head_init", "proto")],
             ((SMALL, 3), (SMALLEST, 2)),
         ),
-        "three experts": Comparison(
-            OPTIONS,
-            [("tau", 0.31)],
+        "three experts, heads as in Algorithm 1, their ensemble": Comparison(
+            OPTIONS | {"head_init": "keep-chosen+ft", "deploy": "ensemble"},
+            [("tau", 0.31), ("head_init", "keep+ft"), ("deploy", "own")],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not by size; the largest has two teachers
             cohorts=7,
         ),
@@ -329,8 +343,9 @@ compfl = Case(
                 "kd_direction": "reverse",
                 "anchor_reduction": "sum",
                 "accuracy_on": "validation",
+                "teachers": "all",
             },
-            [("kd_direction", "forward"), ("accuracy_on", "train")],
+            [("kd_direction", "forward"), ("accuracy_on", "train"), ("teachers", "others")],
             ((SMALL, 2), (mlp(), 2), (SMALLEST, 1)),
         ),
         "without anchors, heads from prototypes": Comparison(

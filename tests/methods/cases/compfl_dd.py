@@ -61,7 +61,8 @@ def step(state, clients, cohort, options):
                 continue
             i = at[j]
             client, places, drawn = clients[i], list(heads[i]), draw.orders(i, len(heads[i]), clients[i].size)
-            teachers = [k for k in places if k != j and heard[i][k]] if options.kd else []
+            others = [k for k in places if k != j and heard[i][k]] if options.kd else []
+            teachers = [j, *others] if options.kd and options.teachers == "all" else others
             adapted = {
                 k: adapt(
                     client,
@@ -69,9 +70,10 @@ def step(state, clients, cohort, options):
                     copies[i][k] | heads[i][k],
                     drawn["adapt"][places.index(k)],
                     options,
-                    own=k == client.group,
+                    k == client.group,
+                    k == j,
                 )
-                for k in [j, *teachers]
+                for k in [j, *others]
             }
             targets = None
             if warm and teachers:
@@ -282,9 +284,9 @@ compfl_dd = Case(
             [("mu", 0.81), ("eps", 0.1), ("warmup", 1.0), ("deploy", "visit"), ("kd", False)],
             ((SMALL, 3), (SMALLEST, 2)),
         ),
-        "three experts": Comparison(
-            OPTIONS,
-            [("tau", 0.31), ("lam", 0.71)],
+        "three experts, all teach, heads as in Algorithm 1": Comparison(
+            OPTIONS | {"teachers": "all", "head_init": "keep-chosen+ft"},
+            [("tau", 0.31), ("lam", 0.71), ("teachers", "others"), ("head_init", "keep+ft")],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not in the order of their sizes
         ),
         "few hops, local statistics": local_statistics(

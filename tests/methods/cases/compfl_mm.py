@@ -54,10 +54,12 @@ def step(state, clients, cohort, options):
                 draw["adapt"][places.index(k)],
                 options,
                 k == client.group,
+                k == j,
             )
             for k in [j, *larger]
         }
-        targets = soft_labels(client.y, [adapted[k] for k in larger], options.tau) if larger else None
+        teachers = [j, *larger] if options.kd and options.teachers == "all" else larger
+        targets = soft_labels(client.y, [adapted[k] for k in teachers], options.tau) if teachers else None
         loss = objective(client, net[j], adapted[j].anchors, targets, options)
         model, losses[i] = descend(adapted[j].weights, loss, draw["train"], options)
         parts = {k: divide(one.weights, nets.in_head, options) for k, one in adapted.items()}
@@ -136,9 +138,9 @@ compfl_mm = Case(
             [("mu", 0.81), ("lam", 0.71), ("relay", False), ("kd", False), ("head_init", "keep")],
             ((SMALL, 3), (SMALLEST, 2)),
         ),
-        "three experts": Comparison(
-            OPTIONS,
-            [("head_lr", 0.21)],
+        "three experts, all teach, heads as in Algorithm 1": Comparison(
+            OPTIONS | {"teachers": "all", "head_init": "keep-chosen+ft"},
+            [("head_lr", 0.21), ("teachers", "others"), ("head_init", "keep+ft")],
             ((SMALL, 2), (NORMALISED, 2), (SMALLEST, 1)),  # not in the order of their sizes
         ),
         "without relays, local statistics": local_statistics(
