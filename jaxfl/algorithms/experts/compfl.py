@@ -19,10 +19,10 @@ teacher j. zbar and a_j have tildes in the paper.
                      t_k  = y_k / 2 + sum_j s_j p_jk / 2                         teachers j <= j_i, j != j^
 5. aggregate (eq. 10) theta_j <- theta_j + sum_i n_i (theta_ij - theta_j) / sum_i n_i over i with j^ = j
 
-A client receives the newest theta_ji with an adapted head. It deploys its own expert as trained in the last
-round, or what it receives if it trained another. With align, greedy and kd off and ``head_init="keep"`` this
-is FedPer, scored after local training. With `augment` the student sees changed images, teachers and
-prototypes the unchanged ones.
+A client receives the newest theta_ji with an adapted head. It deploys its own expert as trained, if it
+trained that in the last round, and otherwise what it receives. With align, greedy and kd off and
+``head_init="keep"`` this is FedPer, scored after local training. With `augment` the student sees changed
+images, teachers and prototypes the unchanged ones.
 
 **Differs.** Where the paper leaves room, an option has its readings:
 
@@ -32,9 +32,9 @@ prototypes the unchanged ones.
 - ``teachers``: eqs. 3 and 7 sum over all experts, the received copy of j^ among them (``all``). By appendix C
   only experts smaller than the own one teach. We take all but j^ (``others``): the own expert also teaches a
   smaller one that the client assists (section 2.2).
-- ``deploy``: the paper's results are of one model. Appendix C also has the ensemble of the locally adapted
-  experts, without weights: the mean probabilities of all j <= j_i, each the newest theta_j under an adapted
-  head (``ensemble``).
+- ``deploy``: the paper's results are of one model. Appendix C names the ensemble of the locally adapted
+  experts as well (``ensemble``), but not how it weighs them. We take the mean of the probabilities of all
+  j <= j_i, each the newest theta_j under an adapted head.
 - ``kd_direction``: eq. 3 prints KL(p || t), we take the usual KL(t || p).
 - ``anchor_reduction``: eq. 2 sums over the feature's dimensions, we average, as in FedPAC's code, by the same
   first author.
