@@ -74,6 +74,9 @@ class Columns:
             "macro-f1",
             "validation",
             "per-class",
+            "trained",
+            "teacher",
+            "teacher-lead",
             "flops",
             "lost",
         ],
@@ -81,8 +84,9 @@ class Columns:
     ] = ()
     """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
     worst tenth, the share of all rows, macro F1, the accuracy on validation rows (--validation-fraction) and
-    every class, which are also drawn over the rounds in metrics.png; the operations of training, and the
-    number of lost answers."""
+    every class, which are also drawn over the rounds in metrics.png; of a round's clients (--score-cohort)
+    the models right after training, what teaches them, and how far that is ahead; the operations of training,
+    and the number of lost answers."""
     select: Literal["last", "validation"] = "last"
     """Evaluation that the accuracies are of: the last one, or the one with the best accuracy on validation
     rows (--validation-fraction)."""

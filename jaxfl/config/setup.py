@@ -126,7 +126,7 @@ class RunOptions:
     logarithms around the device_profile, drawn for each client by partition_seed."""
     score_cohort: bool = False
     """Score the clients of every round on their test rows before local training (received), right after it
-    (trained, if the method tells) and at the end of the round (personal)."""
+    (trained, if the method tells) and at the end of the round (personal); and what teaches them (teacher)."""
     precision: Literal["full", "tf32", "bfloat16"] = "full"
     """Arithmetic of networks: float32; tf32, float32 whose products have fewer digits where this is faster
     (on a CPU the same); or bfloat16, for accelerators. Parameters stay as they are."""

@@ -15,6 +15,7 @@ from jaxfl.core.answers import answering, anybody
 from jaxfl.core.job import Job, conditions_of, of_rounds, together
 from jaxfl.core.protocol import Cohort, Info, messages
 from jaxfl.core.rounds import Conditions, Report
+from jaxfl.core.score import score_functions
 from jaxfl.core.streams import Streams
 from jaxfl.data.federation import Federation
 from jaxfl.machine.processes import agree
@@ -119,8 +120,10 @@ def _with_host_step(
     report = report._replace(info=with_host_info(report.info, more), flops=counted)
     if job.score_cohort:  # the round ends only now
         score_key = jax.random.fold_in(keys.scores, cohort.round)
-        scores = jax.device_get(programs.personal(score_key, state, federation, cohort))
-        report = report._replace(scores=report.scores | {"personal": scores})
+        scores = {"personal": programs.personal(score_key, state, federation, cohort)}
+        if more.teacher is not None:
+            scores["teacher"] = score_functions(more.teacher, federation, cohort)
+        report = report._replace(scores=report.scores | jax.device_get(scores))
     return state, report
 
 

@@ -89,8 +89,9 @@ def check(algorithm: Algorithm, federation: Federation, hyper: Any, rounds: int)
         if step:
             made = _shapes(name, step, key, state, federation, cohort)
             _check_step(name, step, state, made, cohort)
-            if (trained := made[1].trained) is not None:
-                _check_predictors(f"Info.trained of {name}", step, trained, federation, cohort)
+            for field in ("trained", "teacher"):
+                if (told := getattr(made[1], field)) is not None:
+                    _check_predictors(f"Info.{field} of {name}", step, told, federation, cohort)
     _check_about_clients(algorithm, state, federation)
     for name in ("receive", "personal"):
         predict = getattr(algorithm, name)
@@ -229,6 +230,8 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
             if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
                 refuse(f"{of_panel}[{line!r}] as {_form(value)}, not as a number ()")
     if name == "host":
+        if not isinstance(info.teacher, dict | None):
+            refuse(f"reports Info.teacher as {_form(info.teacher)}, not as {{client id: function of images}}")
         try:
             json.dumps(info.findings, default=_listed)
         except (TypeError, ValueError) as error:

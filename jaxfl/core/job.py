@@ -23,8 +23,7 @@ class Job(NamedTuple):
         have equally many places, see `align`.
       keys: one per run.
       eval_every: rounds per chunk.
-      score_cohort: whether each round's cohort is scored: before training, right after it, and at the end of
-        the round.
+      score_cohort: whether each round's cohort is scored, see `jaxfl.core.rounds.Report`.
       conditions: one per run; none by default.
       on_host: whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run
         whose method has no host step and no phase before the first round.

@@ -73,6 +73,9 @@ class Info(NamedTuple):
         drawn as one panel of lines each. A host step may add entries of any JSON form.
       trained: per group a `Predictor` of the cohort's models right after local training, before averaging.
         It is scored on request, and costs nothing otherwise.
+      teacher: per group a `Predictor` of what teaches the cohort's clients, such as a mixture of their
+        models; NaN of a client that has no teacher. Scored on these clients' rows, as `trained`. Of a host
+        step {client id: ``images (n, ...) -> scores (n, outputs)``}.
       idle: per group (k_g,) bool, clients of the cohort that did not train: their loss is left out. None if
         all trained.
     """
@@ -82,6 +85,7 @@ class Info(NamedTuple):
     down: PerGroup
     findings: dict = {}
     trained: PerGroup | None = None
+    teacher: PerGroup | dict[int, Callable] | None = None
     idle: PerGroup | None = None
 
 

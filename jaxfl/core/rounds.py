@@ -38,11 +38,11 @@ class Report(NamedTuple):
     """Results of a round besides the state.
 
     Args:
-      info: what the algorithm reports, without its trained models.
+      info: what the algorithm reports, without its predictors.
       flops: floating-point operations of the step, and of the host step if there is one.
       scores: of the round's cohort, on request: per moment ("received" before local training, "trained" right
-        after it if the method reports these models, "personal" at the end) and group a `Score` with leaves
-        (k_g,).
+        after it and "teacher" on the same rows if the method reports them, "personal" at the end) and group a
+        `Score` with leaves (k_g,).
       lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None if none can be. The
         ledger counts them in full, except what clients that drop out would have sent.
     """
@@ -107,11 +107,12 @@ def as_programs(algorithm: Algorithm) -> Programs:
     received, personal = scored(algorithm.receive), scored(algorithm.personal)
 
     def counted(step, key, state, federation, cohort):
-        """Run a step; return the new state, the step's report, its trained models and its operations."""
+        """Run a step; return the new state, the step's report, its predictors by moment, its operations."""
         with flops.collect() as amounts:
             state, info = step(key, state, federation, cohort)
         operations = flops.by_owner(amounts, [len(group.id) for group in federation.groups])
-        return federation.keep_placed(state), info._replace(trained=None), info.trained, operations
+        told = {"trained": info.trained, "teacher": info.teacher}
+        return federation.keep_placed(state), info._replace(trained=None, teacher=None), told, operations
 
     def prepare(key, state, federation, cohort):
         state, info, _, operations = counted(algorithm.prepare, key, state, federation, cohort)
@@ -146,10 +147,11 @@ def as_programs(algorithm: Algorithm) -> Programs:
         if score_key is not None:
             of_round = jax.random.fold_in(score_key, cohort.round)
             scores["received"] = received(of_round, state, federation, cohort)
-        state, info, trained, operations = counted(step, round_key, state, federation, cohort)
+        state, info, told, operations = counted(step, round_key, state, federation, cohort)
         if score_key is not None:
-            if trained is not None:
-                scores["trained"] = score(trained, of_round, federation, cohort)
+            for moment, predictors in told.items():
+                if predictors is not None:
+                    scores[moment] = score(predictors, of_round, federation, cohort)
             if not algorithm.host:  # a host step is still to come
                 scores["personal"] = personal(of_round, state, federation, cohort)
         return state, federation.keep_replicated(Report(info, operations, scores))

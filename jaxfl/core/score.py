@@ -8,11 +8,13 @@ If all clients of a group use one model, it does not matter which client runs it
 dealt to the clients' places in full batches, and small clients cost no padding.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.core.client_map import clients_in, map_clients, per_group
 from jaxfl.core.examples import SWEPT, sweep
@@ -75,13 +77,44 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
     Returns:
       Per group a `Score`; an empty place has 0 of 0 rows.
     """
+    return _score(partial(predictions, predictors, key, federation, cohort), federation, cohort)
+
+
+def score_functions(functions: Mapping[int, Callable], federation: Federation, cohort: Cohort) -> PerGroup:
+    """Score functions that cannot be part of a program, such as networks that a host step has assembled.
+
+    Args:
+      functions: {client id: ``images (n, ...) -> scores (n, outputs)``}.
+      federation: the clients.
+      cohort: those to score, with NumPy arrays; a client without a function has no finite score.
+
+    Returns:
+      See `score`.
+    """
+
+    def given(group, slots, rows):
+        output, finite = np.zeros(rows.shape, np.int32), np.zeros(rows.shape, bool)
+        for place in np.flatnonzero(slots.mask):
+            if function := functions.get(int(group.id[slots.index[place]])):
+                scores = np.asarray(function(federation.inputs(rows[place])))
+                output[place], finite[place] = scores.argmax(1), (scores < np.inf).all(1)
+        return output, finite
+
+    def answers(rows, sizes):
+        return per_group(given, federation.groups, cohort.groups, rows)
+
+    return _score(answers, federation, cohort)
+
+
+def _score(answers: Callable, federation: Federation, cohort: Cohort) -> PerGroup:
+    """Score ``(rows, sizes) -> answers``, see `predictions`, on the test and validation rows of a cohort."""
     clients = per_group(clients_in, federation.groups, cohort.groups)
 
     def counts(rows, sizes):
         if rows[0].shape[1] == 0:  # no client has such rows
             return per_group(_nothing, clients, sizes)
-        given = predictions(predictors, key, federation, cohort, rows, sizes)
-        return per_group(partial(_counted, federation.labels), clients, rows, sizes, given)
+        counted = partial(_counted, federation.labels)
+        return per_group(counted, clients, rows, sizes, answers(rows, sizes))
 
     def of_group(client, test, validation):
         return Score(

@@ -25,7 +25,7 @@ from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
 from jaxfl.core.training import OPTIMIZERS, Training, cross_entropy, descend
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.mechanisms import own_models, public_images
+from jaxfl.mechanisms import ensembles, own_models, public_images
 from jaxfl.mechanisms.losses import absolute_error, distillation
 from jaxfl.mechanisms.mixing import ids, put_pairs, split
 
@@ -174,6 +174,7 @@ def exchanging(
         own = tuple(zip(learnt, split(tree.weighted_sum(c, s), cohort), strict=True))
         distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
         weights, after = zip(*distilled, strict=True)
+        teacher = ensembles.teachers(federation.models, learnt, mixed, (hyper,), split(c, cohort))
         clients = federation.participants.sum()
         seen = RoundPredictions(i, share, clients, c, jnp.concatenate(after) if resend else s)
         matrix = learn(state.matrix, seen, hyper)
@@ -188,7 +189,11 @@ def exchanging(
             down=sent_down(cohort, every(prediction + len(rows))),
             findings=summary(matrix, federation),
             trained=own_models.predictors(learnt),
+            teacher=teacher,
         )
+
+    def mixed(logits, hyper, c):
+        return tree.weighted_sum(c, signal.encode(logits, hyper))
 
     def matrices(state):
         return {"teachers": state.matrix}

@@ -17,12 +17,14 @@ class Measure(NamedTuple):
       value: returns it for a result, NaN if that has none.
       of_clients: returns it for every client by id, None for newcomers; None if clients have no such value.
       better: returns the best of some values; None if none is best.
+      missing: why a run may have no value, and what to do, for a note.
     """
 
     title: str
     value: Callable[[dict], float]
     of_clients: Callable[[dict], list[float | None]] | None = None
     better: Callable[[Sequence[float]], float] | None = None
+    missing: str = ""
 
 
 # ---- scores: entries of "accuracy" and "received", see `jaxfl.runs.scores.accuracy`
@@ -56,7 +58,24 @@ SCORES = {  # of the deployed models, beside the mean over clients
     "worst-tenth": _of_deployed("worst tenth %", "worst_tenth"),
     "pooled": _of_deployed("pooled %", "pooled"),
     "macro-f1": _of_deployed("macro F1 %", "macro_f1"),
-    "validation": _of_deployed("validation %", "validation"),
+    "validation": _of_deployed("validation %", "validation")._replace(
+        missing="no run has validation rows; clients hold some out with --validation-fraction"
+    ),
+}
+
+
+def _of_cohort(title: str, moment: str, entry: str, who: str) -> Measure:
+    def value(result):
+        return percent(result.get("cohort", {}).get(moment, {}).get(entry))
+
+    missing = f"no run has scores of {who}; --score-cohort takes them where a method tells"
+    return Measure(title, value, None, max, missing)
+
+
+COHORT = {  # of the clients of a round, mean of the last ten rounds
+    "trained": _of_cohort("trained %", "trained", "mean", "models right after training"),
+    "teacher": _of_cohort("teacher %", "teacher", "mean", "what teaches clients"),
+    "teacher-lead": _of_cohort("teacher's lead %", "teacher", "lead", "what teaches clients"),
 }
 
 
@@ -111,7 +130,7 @@ def until(name: str, target: str | None, words: str) -> Measure:
 
 # ---- by name
 
-SHOWN = (*SCORES, PER_CLASS, *COSTS)  # columns on request
+SHOWN = (*SCORES, PER_CLASS, *COHORT, *COSTS)  # columns on request
 
 
 def check_columns(show: Sequence[str]) -> None:
@@ -127,7 +146,7 @@ def check_columns(show: Sequence[str]) -> None:
 
 def columns(name: str, results: Sequence[dict]) -> list[Measure]:
     """Return the columns of a name in `SHOWN`."""
-    return of_classes(results) if name == PER_CLASS else [(SCORES | COSTS)[name]]
+    return of_classes(results) if name == PER_CLASS else [(SCORES | COHORT | COSTS)[name]]
 
 
 def known_measures(target: float | None = None) -> dict[str, Measure]:
@@ -138,7 +157,7 @@ def known_measures(target: float | None = None) -> dict[str, Measure]:
     """
     words = "the target" if target is None else f"{100 * target:g} %"
     spent = {f"{name}-to-target": until(name, None, words) for name in SPENT}
-    return MEANS | SCORES | COSTS | {"megabytes": TRAFFIC} | spent
+    return MEANS | SCORES | COHORT | COSTS | {"megabytes": TRAFFIC} | spent
 
 
 def measure(name: str, target: float | None = None) -> Measure:

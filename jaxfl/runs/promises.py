@@ -168,7 +168,7 @@ def whole_round(algorithm: Algorithm) -> Callable:
     def play(key, state, federation, cohort):
         state, info = algorithm.step(key, state, federation, cohort)
         trained = info.trained and logits(info.trained, federation, cohort)
-        info = info._replace(trained=None)
+        info = info._replace(trained=None, teacher=None)
         received = logits(algorithm.receive(key, state, federation, cohort), federation, cohort)
         if algorithm.personal is algorithm.receive:  # not compiled twice
             return Round(state, info, trained, received, received)

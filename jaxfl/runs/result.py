@@ -14,7 +14,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.runs.code import history
-from jaxfl.runs.scores import accuracy, each_present, of_present
+from jaxfl.runs.scores import accuracy, each_present, of_present, of_teachers
 from jaxfl.runs.target import by_target
 
 MOMENTS = ("received", "trained", "personal")  # of a round, at which clients' models can be scored
@@ -105,6 +105,8 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         present = [slots.mask[t] & ~np.asarray(is_lost) for slots, is_lost in zip(cohorts, gone, strict=True)]
         scored = [name for name in MOMENTS if name in report.scores]
         line["cohort"] = {name: of_present(report.scores[name], present) for name in scored}
+        if teacher := report.scores.get("teacher"):
+            line["cohort"] |= of_teachers(teacher, report.scores.get("trained"), present)
     return line
 
 
@@ -263,15 +265,16 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
     summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
     validation accuracy, and the best on test data (for comparison with papers that report that). If cohorts
     are scored, also their pooled accuracy before local training, mean of the last ten rounds (FedCMD's
-    figure). lost_answers: their number, None if none can be lost. targets: see
-    `jaxfl.runs.target.by_target`. stopped_at_target: whether the run ended early because all of them were
-    reached. code: every code of the run with its first round, see `jaxfl.runs.code`.
+    figure). cohort: all scores of cohorts, if any, means of these rounds. lost_answers: their number, None if
+    none can be lost. targets: see `jaxfl.runs.target.by_target`. stopped_at_target: whether the run ended
+    early because all of them were reached. code: every code of the run with its first round, see
+    `jaxfl.runs.code`.
     """
     scored = [record for record in metrics if "accuracy" in record]
     means = [record["accuracy"]["mean"] for record in scored]
     validations = [record["accuracy"]["validation"] for record in scored]
     best = None if None in validations else means[int(np.argmax(validations))]
-    cohorts = [record["cohort"]["received"]["pooled"] for record in metrics if "cohort" in record]
+    cohort = _over_rounds([record["cohort"] for record in metrics if "cohort" in record][-10:])
     timed = [record["seconds"] for record in metrics if "seconds" in record]
     return {
         "method": config["label"],
@@ -285,7 +288,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
             "best_validation": best,
             "best_test": max(means),
         }
-        | ({"cohort_received_pooled_mean_last_10": float(np.mean(cohorts[-10:]))} if cohorts else {}),
+        | ({"cohort_received_pooled_mean_last_10": cohort["received"]["pooled"]} if cohort else {}),
         "bytes_up": sum(record["bytes_up"] for record in metrics),
         "bytes_down": sum(record["bytes_down"] for record in metrics),
         "flops": sum(record["flops"] for record in metrics),
@@ -299,4 +302,20 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "seconds": {key: sum(part.get(key, 0.0) for part in timed) for key in timed[-1]},
         "compilations": compilations,
         "code": history(config, metrics),
-    } | {name: metrics[-1][name] for name in ("newcomers",) if name in metrics[-1]}
+    } | {
+        name: scores
+        for name, scores in (("cohort", cohort), ("newcomers", metrics[-1].get("newcomers")))
+        if scores
+    }
+
+
+def _over_rounds(cohorts: list[dict]) -> dict:
+    """Return the scores of rounds' cohorts as means over the rounds that have them."""
+    moments: dict[str, list[dict]] = {}
+    for of_round in cohorts:
+        for moment, scores in of_round.items():
+            moments.setdefault(moment, []).append(scores)
+    return {
+        moment: {name: float(np.mean([scores[name] for scores in known])) for name in known[0]}
+        for moment, known in moments.items()
+    }

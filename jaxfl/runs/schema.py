@@ -43,6 +43,13 @@ NEWCOMERS = {
     "trained?": OF_NEWCOMERS,
     "personal": OF_NEWCOMERS,
 }
+OF_COHORT = {"mean": NUMBER, "pooled": NUMBER}
+COHORT = {
+    "received": OF_COHORT,
+    "trained?": OF_COHORT,
+    "teacher?": OF_COHORT | {"lead?": NUMBER},
+    "personal?": OF_COHORT,
+}
 ROUND = {
     "round": int,
     "clients": [int],
@@ -56,7 +63,7 @@ ROUND = {
     "simulated_seconds?": NUMBER,
     "lost?": [int],
     "findings?": dict,
-    "cohort?": {"received": {"pooled": NUMBER}},
+    "cohort?": COHORT,
     "accuracy?": ACCURACY,
     "received?": ACCURACY,
     "newcomers?": NEWCOMERS,
@@ -78,6 +85,7 @@ RESULT = {
     "rounds": int,
     "accuracy": ACCURACY,
     "received": ACCURACY,
+    "cohort?": COHORT,
     "bytes_up": int,
     "bytes_down": int,
     "flops": NUMBER,

@@ -63,6 +63,26 @@ def each_present(scores: PerGroup, present: list[np.ndarray]) -> list[float]:
     return (right / rows).tolist()
 
 
+def of_teachers(teacher: PerGroup, own: PerGroup | None, present: list[np.ndarray]) -> dict:
+    """Return the accuracy of what teaches the clients present, on their own test rows.
+
+    Args:
+      teacher: its scores, per group; not finite of a client that has no teacher.
+      own: those of the clients' own models, None if unknown.
+      present: masks (k_g,).
+
+    Returns:
+      {"teacher": mean over those that have one, pooled, and lead, the mean over them minus that of their own
+      models}, or {} if none has.
+    """
+    taught = [here & of_group.finite for here, of_group in zip(present, teacher, strict=True)]
+    if not any(of_group.any() for of_group in taught):
+        return {}
+    found = of_present(teacher, taught)
+    lead = {"lead": found["mean"] - of_present(own, taught)["mean"]} if own else {}
+    return {"teacher": found | lead}
+
+
 def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """Return the mean F1 score of all classes that a client has rows of or predicts, as in scikit-learn.
 

@@ -175,8 +175,7 @@ def _notes(cells: Cells) -> list[str]:
     notes += notes_on_code(of_labels)
     if "dataset" not in options_along(study.axes) and len({result["data"] for result in found}) > 1:
         notes.append(OTHER_DATA)
-    validated = [what for name, what in measures.items() if name == "validation"]
-    return notes + notes_on_empty(validated, found)
+    return notes + notes_on_empty(list(measures.values()), found)
 
 
 def as_runs(cells: Cells) -> str:

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from jaxfl.machine import markdown
 from jaxfl.runs.measures import (
+    COHORT,
     COSTS,
     MEANS,
-    SCORES,
     SPENT,
     Measure,
     check_columns,
@@ -134,7 +134,11 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
         for label, of_label in seeds.items()
         if any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]
-    notes += notes_on_empty([SCORES["validation"]] if "validation" in show else [], every)
+    if COHORT.keys() & show:
+        notes.append(
+            "Right after training and of teachers: means over the clients of each of the last ten rounds."
+        )
+    notes += notes_on_empty(shown, every)
     accuracies = [cells[0].mean for _, cells in rows]
     best = [(number, 0) for number, mean in enumerate(accuracies) if mean == np.nanmax(accuracies)]
     return Table([column.title for column in shown], rows, tuple(filter(None, notes)), best)
@@ -173,11 +177,11 @@ def notes_on_code(results: Mapping[str, Sequence[dict]]) -> list[str]:
 
 
 def notes_on_empty(columns: Sequence[Measure], results: Sequence[dict]) -> list[str]:
-    """Return a note for each of these columns, accuracies on validation rows, if no run has such rows."""
+    """Return a note for each of these columns that says why it can be empty, if no run has a value."""
     return [
-        f"{column.title}: no run has validation rows; clients hold some out with --validation-fraction."
+        f"{column.title}: {column.missing}."
         for column in columns
-        if all(math.isnan(column.value(result)) for result in results)
+        if column.missing and all(math.isnan(column.value(result)) for result in results)
     ]
 
 

@@ -62,7 +62,8 @@ class Case(NamedTuple):
     Args:
       method: its name.
       start: ``(clients, initial, options) -> state``, the reference's state before the first round.
-      step: ``(state, clients, cohort, options) -> state, {client: mean training loss}``.
+      step: ``(state, clients, cohort, options) -> state, {client: mean training loss}``; of a method that
+        reports what teaches clients, also {client: its teacher's scores of ``cohort.x``}.
       scores: ``(state, clients, draws, options, x) -> {"received": [...], "deployed": [...]}``, logits of
         every client before and after its personalisation.
       traffic: ``(model, models, t) -> scalars`` that a client with this model sends and receives in round t,

@@ -35,6 +35,7 @@ from jaxfl.config.options import check
 from jaxfl.core import flops
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.core.score import score_functions
 from jaxfl.data.colour import with_hue
 from jaxfl.data.federation import Batch, federate
 from jaxfl.errors import JaxflError
@@ -99,11 +100,12 @@ def cohort(present):
 
 
 class Round(NamedTuple):
-    """A state before and after a server step, and the step's findings."""
+    """A state before and after a server step, and what the step reports."""
 
     before: State
     after: State
     findings: dict
+    teacher: dict
 
 
 def algorithm_of(config):
@@ -121,7 +123,7 @@ def teach(federation, config, seed=0, present=SOME, seen=None):
         has = zip(state.has_teacher, seen, strict=True)
         state = state._replace(has_teacher=tuple(has.at[np.array(some, int)].set(True) for has, some in has))
     after, info = algorithm.host(jax.random.key(seed), state, federation, cohort(present))
-    return Round(state, after, info.findings)
+    return Round(state, after, info.findings, info.teacher)
 
 
 def candidate_of(federation, *places):
@@ -780,7 +782,10 @@ def test_a_round_reports_the_cohorts_models_after_training(federation):
 
 
 def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts, monkeypatch):
-    """Choice, similarities, size and predictions are right by value; no client's own model changes."""
+    """Choice, similarities, size and predictions are right by value; no client's own model changes.
+
+    So are accuracies of teachers on their clients' test rows.
+    """
     begun, learnt = [], []
     monkeypatch.setattr(server, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
     monkeypatch.setattr(pfedhr, "tuned", lambda *args: learnt.extend(tuned(*args)) or learnt)
@@ -809,6 +814,7 @@ def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts,
     images = tuning.images_of(federation).x
     opinions = [says(network, images) for network in learnt]
     own = networks(done.before.weights, federation, cohort(SOME))
+    scores = score_functions(done.teacher, federation, cohort(SOME))
     for found in done.findings["assembled"]:
         client, (g, i) = found["client"], divmod(found["client"], 3)
         logits = np.asarray(run(parts, own[client].parts, images))
@@ -817,6 +823,10 @@ def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts,
         teacher = learnt[int(np.argmax(cosine))]
         x = np.asarray(federation.inputs(federation.groups[g].rows[i]))
         np.testing.assert_allclose(done.after.teacher_logits[g][i], says(teacher, x), rtol=1e-4, atol=1e-5)
+        rows = np.asarray(federation.groups[g].test_rows[i])[: federation.groups[g].test_size[i]]
+        right = says(teacher, np.asarray(federation.inputs(rows))).argmax(1) == federation.labels[rows]
+        score = jax.tree.map(lambda leaf: leaf[SOME[g].index(i)], scores[g])  # noqa: B023
+        assert (score.right.sum(), score.rows.sum(), score.finite) == (right.sum(), len(rows), True)
         sizes = [
             part.weights.params["kernel"].size + part.weights.params["bias"].size for part in teacher[::2]
         ]

@@ -168,7 +168,8 @@ def jaxfl_run(method, name, devices=1):
     def of_round(t):
         seen = images[case.images(init_key, round_keys[t], federation, options)]
         server = jax.device_get(case.draws_of_server(round_keys[t], options))
-        return training.Cohort(t, ROUNDS, recorded(case.draws, round_keys[t], places[t]), seen, server)
+        draws = recorded(case.draws, round_keys[t], places[t])
+        return training.Cohort(t, ROUNDS, draws, seen, server, images[~source.train])
 
     setting = Setting(
         clients=clients,
@@ -189,7 +190,7 @@ def jaxfl_run(method, name, devices=1):
     keys = round_key, use_key, preparation_key
     keys, federation, state = *federation.replicate((keys, federation)), federation.place(state)
     program = jax.jit(functools.partial(whole_run, algorithm))
-    states, info, scores = jax.device_get(program(*keys, state, federation, cohorts, setting.x))
+    states, info, told, scores = jax.device_get(program(*keys, state, federation, cohorts, setting.x))
     for of_group, *reported in zip(slots, *info[:3], strict=True):
         for leaf in jax.tree.leaves(reported):
             assert not leaf[~of_group.mask].any()  # in an empty place nothing is trained or sent
@@ -198,32 +199,40 @@ def jaxfl_run(method, name, devices=1):
         "loss": [
             {i: info.loss[group][t, place] for i, (group, place) in places[t].items()} for t in range(ROUNDS)
         ],
+        "teacher": [
+            {i: told[group][t, place] for i, (group, place) in places[t].items()}
+            for t in range(ROUNDS if told else 0)
+        ],
         "scores": {name: list(np.concatenate(of_groups)) for name, of_groups in scores.items()},
     }, setting
 
 
 def whole_run(algorithm, round_key, use_key, preparation_key, state, federation, cohorts, x):
-    """Return states and reports of all rounds, and per group all clients' logits of x after the last one."""
+    """Return all rounds' states, reports and teachers' scores of x, and per group all clients' afterwards."""
 
     def one(state, cohort):
         key = jax.random.fold_in(round_key, cohort.round)
         state, info = algorithm.step(key, state, federation, cohort)
         state = federation.keep_placed(state)
-        return state, (state, Info(info.loss, info.up, info.down, None))
+        told = info.teacher and scores(info.teacher, cohort)
+        return state, (state, Info(info.loss, info.up, info.down, None), told)
+
+    def scores(predictors, cohort):
+        def of_group(model, slots, p):
+            return jax.lax.map(lambda one: p.predict(model, p.shared, one[1], x), (slots.index, p.stacked))
+
+        return per_group(of_group, federation.models, cohort.groups, predictors)
 
     def logits(predict):
-        def of_group(group, p):
-            return jax.lax.map(lambda one: p.predict(group.model, p.shared, one[1], x), (group.id, p.stacked))
-
-        return per_group(of_group, federation.groups, predict(use_key, state, federation, last))
+        return scores(predict(use_key, state, federation, last), last)
 
     last = everyone(federation, at(cohorts, -1))
     if algorithm.prepare:
         state, _ = algorithm.prepare(preparation_key, state, federation, in_other_places(federation, last))
-    state, (states, info) = jax.lax.scan(one, state, cohorts)
+    state, (states, info, told) = jax.lax.scan(one, state, cohorts)
     received = logits(algorithm.receive)
     deployed = received if algorithm.personal is algorithm.receive else logits(algorithm.personal)
-    return states, info, {"received": received, "deployed": deployed}
+    return states, info, told, {"received": received, "deployed": deployed}
 
 
 def reference_run(method, setting):
@@ -232,13 +241,14 @@ def reference_run(method, setting):
     clients, options = setting.clients, setting.options
     state = case.start(clients, setting.initial, options)
     state = case.prepare(state, clients, setting.draws_of_preparation, options, ROUNDS)
-    states, losses = [], []
+    states, losses, teachers = [], [], []
     for cohort in setting.cohorts:
-        state, loss = case.step(state, clients, cohort, options)
+        state, loss, *told = case.step(state, clients, cohort, options)
         states.append(state)
         losses.append(loss)
+        teachers += told
     scores = case.scores(state, clients, setting.draws_before_use, options, setting.x)
-    return {"state": states, "loss": losses, "scores": scores}
+    return {"state": states, "loss": losses, "teacher": teachers, "scores": scores}
 
 
 # ---- federations

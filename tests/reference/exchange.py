@@ -29,20 +29,22 @@ def exchanged(state, clients, cohort, options, weigh, say=soft_predictions, dist
       distance: ``(logits, t, options) -> (value, gradient)``, means over images; by default KL.
 
     Returns:
-      {client: weights} of all, {client: loss}, {client: s}, C.
+      {client: weights} of all, {client: loss}, {client: s}, C, {client: its teacher's scores of `cohort.x`}.
     """
     models, losses, present = dict(state["own"]), {}, list(cohort.draws)
     for i, draw in cohort.draws.items():
         models[i], losses[i] = descend(models[i], plain_loss(clients[i]), draw["train"], options)
     s = {i: say(nets.logits(clients[i].net, models[i], cohort.public), options) for i in present}
     matrix = weigh(s)
+    said = {i: say(nets.logits(clients[i].net, models[i], cohort.x), options) for i in present}
+    teachers = {i: mixture(matrix, i, said) for i in present}
     for i, draw in cohort.draws.items():
         loss = taught(clients[i], cohort.public, mixture(matrix, i, s), distance or divergence, options)
         orders = draw["distill"]
         models[i], _ = descend(
             models[i], loss, orders, options, lr=options.distill_lr, batch_size=options.public_batch
         )
-    return models, losses, s, matrix
+    return models, losses, s, matrix, teachers
 
 
 def mixture(matrix, n, known):

@@ -43,6 +43,7 @@ class Cohort(NamedTuple):
       draws: {client: what it draws}, for the clients that take part.
       public: public images (R, H, W, C), normalised, for a method that uses some.
       server: what the server draws.
+      x: images (n, H, W, C), normalised, of which teachers' scores are compared.
     """
 
     t: int
@@ -50,6 +51,7 @@ class Cohort(NamedTuple):
     draws: dict
     public: np.ndarray | None = None
     server: object = None
+    x: np.ndarray | None = None
 
 
 def descend(

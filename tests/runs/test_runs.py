@@ -244,6 +244,12 @@ def test_another_rate_compiles_nothing_and_cohorts_are_scored(dataset, tmp_path)
     of_cohort = [last["accuracy"]["per_client"][client] for client in last["clients"]]
     assert last["cohort"]["personal"]["mean"] == pytest.approx(np.mean(of_cohort))
 
+    table = jaxfl.report(folder, show=("trained", "teacher"))  # FedAvg has no teachers
+    (_, (_, trained, teacher, *_)), _ = table.rows
+    assert table.titles[1:3] == ["trained %", "teacher %"]
+    assert trained.mean == pytest.approx(100 * np.mean([score["trained"]["mean"] for score in scores]))
+    assert np.isnan(teacher.mean) and any("no run has scores of what teaches" in note for note in table.notes)
+
 
 def test_a_method_that_computes_with_a_rate_while_it_is_built_is_refused():
     fedavg = registry.METHODS["fedavg"]

@@ -26,7 +26,7 @@ from jaxfl.runs import store
 from jaxfl.runs.clients import as_csv
 from jaxfl.runs.result import result as summarised
 from jaxfl.runs.result import selected
-from jaxfl.runs.scores import accuracy, macro_f1, of_present
+from jaxfl.runs.scores import accuracy, macro_f1, of_present, of_teachers
 
 SIZES = (7, 10)
 
@@ -246,6 +246,20 @@ def test_a_cohort_is_pooled_over_rows():
     assert of_present(scores, mask) == pytest.approx({"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10})
 
 
+def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
+    """The second client has no teacher, the last one is absent."""
+    rows, nothing = np.full((4, 1), 10), np.zeros(4, int)
+    own, teacher = (
+        [Score(np.array(right)[:, None], rows, rows, nothing, nothing, np.array([1, finite, 1, 1], bool))]
+        for right, finite in (([4, 9, 5, 1], 1), ([7, 0, 6, 10], 0))
+    )
+    present = [np.array([1, 1, 1, 0], bool)]
+    found = of_teachers(teacher, own, present)
+    assert found == {"teacher": pytest.approx({"mean": 0.65, "pooled": 0.65, "lead": 0.2})}
+    assert of_teachers(teacher, None, present)["teacher"].keys() == {"mean", "pooled"}
+    assert of_teachers(teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
+
+
 def test_a_summary_is_of_the_last_ten_and_of_the_best():
     """In these metrics the best model by validation rows is not the best by test rows."""
     means, validations = np.arange(12) / 20, [0.1, 0.2, 0.9, *[0.3] * 9]
@@ -261,6 +275,7 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
         | spent
         for t in range(12)
     ]
+    metrics[-1]["cohort"]["teacher"] = {"mean": 0.7, "lead": -0.1}  # the first round that has one
     config = {"label": "fedavg", "options": {"seed": 0, "rounds": 12}, "code": {"package": "", "files": {}}}
     found = summarised(config, metrics, 0)
     assert found["seconds"] == {"train": 12, "write": 33}
@@ -274,6 +289,11 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
             "cohort_received_pooled_mean_last_10": np.mean(np.arange(2, 12) / 100),
         }
     )
+    assert found["cohort"] == {
+        "received": {"pooled": pytest.approx(0.065)},
+        "personal": {"pooled": 1},
+        "teacher": {"mean": 0.7, "lead": -0.1},
+    }
     then = selected(found, metrics, "validation")
     assert (then["accuracy"], then["received"]) == (metrics[2]["accuracy"], {"mean": 2 / 30})
     assert {**then, "accuracy": found["accuracy"], "received": found["received"]} == found

@@ -52,8 +52,8 @@ FedPAC scores what a client receives under its old head (acc0), we adapt the hea
 """
 
 import dataclasses
-import functools
 import math
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -70,6 +70,7 @@ from jaxfl.algorithms.experts.compfl_client import (
     received,
     require_statistics,
     runnable,
+    teaching,
 )
 from jaxfl.authoring import (
     Algorithm,
@@ -143,6 +144,7 @@ class Answer(NamedTuple):
       loss: (), of local training.
       idle: () bool, whether it had nothing to train on.
       up, down: () int32, number of scalars sent and received.
+      teachers: see `LocalRound`.
     """
 
     heads: Any
@@ -154,6 +156,7 @@ class Answer(NamedTuple):
     idle: Any
     up: Any
     down: Any
+    teachers: Any
 
 
 def select(key, eps, experts: int):
@@ -232,6 +235,7 @@ def build(config: CompFL) -> Algorithm:
                 idle=local.idle,
                 up=present * cost[chosen],
                 down=present * sum(jnp.where(downloaded[e], cost[e], 0) for e in of_use),
+                teachers=local.teachers,
             )
 
         mine = gather(state.heads, cohort)
@@ -260,6 +264,9 @@ def build(config: CompFL) -> Algorithm:
             of_all.down,
             trained=own_models.predictors(of_all.own),
             idle=of_all.idle,
+            teacher=per_group(partial(teaching, models), runnable(models), of_all.teachers)
+            if config.kd
+            else None,
         )
 
     def personal(key, state, federation, cohort):
@@ -289,7 +296,7 @@ def build(config: CompFL) -> Algorithm:
             return tuple(adapted(e, j) for e, j in enumerate(js))
 
         def predictor(js, heads):
-            mean = functools.partial(mean_prediction, [models[j] for j in js[:-1]])
+            mean = partial(mean_prediction, [models[j] for j in js[:-1]])
             return Predictor([state.experts[j] for j in js], heads, mean)
 
         heads = map_clients(client, key, federation, cohort, experts, gather(state.heads, cohort))

@@ -248,6 +248,7 @@ class LocalRound(NamedTuple):
       phis: the client's heads on all experts.
       loss: (), mean over the steps of the training.
       idle: () bool, whether the training had no step.
+      teachers: weights of every expert in use, adapted, and s (T,), 0 of those that do not teach.
     """
 
     weights: dict[int, Weights]
@@ -255,6 +256,7 @@ class LocalRound(NamedTuple):
     phis: tuple[Weights, ...]
     loss: jax.Array
     idle: jax.Array
+    teachers: tuple[list[Weights], jax.Array]
 
 
 def local_round(
@@ -323,6 +325,8 @@ def local_round(
         )
 
     trained = {e: train(e) for e in trainable}
+    teach = jnp.stack([of_use[e] & (hyper.teachers == "all" or chosen != e) & (mu > 0) for e in thetas])
+    accuracies = jnp.stack([of_expert.accuracy for of_expert in adapted.values()])
     weights = {e: of_expert.weights for e, of_expert in (adapted | trained).items()}
     parts = {e: divide(experts[e], of_expert, hyper) for e, of_expert in weights.items()}
     return LocalRound(
@@ -331,6 +335,10 @@ def local_round(
         tuple(tree.where(of_use[e], parts[e][0], phi) if e in parts else phi for e, phi in enumerate(phis)),
         tree.total([of_expert.loss for of_expert in trained.values()]),
         tree.total([of_expert.steps for of_expert in trained.values()]) == 0,
+        (
+            [of_expert.weights for of_expert in adapted.values()],
+            teacher_weights(accuracies, teach, hyper.tau),
+        ),
     )
 
 
@@ -349,6 +357,25 @@ def teacher_weights(accuracies, known, tau):
     high = jnp.max(accuracies, initial=0, where=known)
     scaled = jnp.where(high > low, (accuracies - low) / jnp.where(high > low, high - low, 1), 1)
     return jax.nn.softmax(scaled / tau, where=known)
+
+
+def teaching(models: Sequence[Model], js: Sequence[int], teachers) -> Predictor:
+    """Return what teaches a group's clients, for `Info.teacher`: sum_j s_j p_j of eq. 3.
+
+    Args:
+      models: all experts.
+      js: those that these clients can run.
+      teachers: their weights and s, (k, ...), see `LocalRound`; s is 0 of a client without teachers.
+    """
+
+    def predict(model, nothing, own, x):
+        weights, s = own
+        logits = [
+            models[j].apply(w.params, w.stats, x, train=False)[0] for j, w in zip(js, weights, strict=True)
+        ]
+        return jnp.where(s.any(), tree.weighted_sum(s, jax.nn.softmax(jnp.stack(logits))), jnp.nan)
+
+    return Predictor(None, teachers, predict)
 
 
 def objective(model: Model, anchors, taught, hyper, mu) -> Callable:

@@ -31,6 +31,7 @@ from jaxfl.authoring import (
     sharing,
     tree,
 )
+from jaxfl.mechanisms import ensembles
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 
 
@@ -67,14 +68,18 @@ def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
         trained = per_group(lambda predictor: predictor.stacked, info.trained)
         logits = client_logits(trained, federation, cohort, rows, key)
         n = cohort_rows(federation, cohort)
-        ensemble = tree.weighted_sum(tree.shares((jnp.concatenate(n) > 0).astype(logits.dtype)), logits)
-        teacher = jax.nn.softmax(ensemble / state.hyper.temperature)
+        share = tree.shares((jnp.concatenate(n) > 0).astype(logits.dtype))
+        teacher = jax.nn.softmax(mean(logits, share) / state.hyper.temperature)
 
         def student(model, w, n):
             return distil(model, w, teacher, rows, key, federation, state.hyper, (n > 0).any())
 
         shared = per_group(student, federation.models, averaged.shared, n)
-        return averaged._replace(shared=shared), info
+        ensemble = ensembles.teachers(federation.models, trained, mean, (share,))
+        return averaged._replace(shared=shared), info._replace(teacher=ensemble)
+
+    def mean(logits, share):
+        return tree.weighted_sum(share, logits)
 
     return fedavg._replace(init=init, step=step)
 

@@ -51,6 +51,7 @@ from jaxfl.authoring import (
     tree,
     within,
 )
+from jaxfl.mechanisms import ensembles
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 from jaxfl.models import zoo
 
@@ -159,7 +160,9 @@ def build(config: FedKEMF) -> Algorithm:
         g = distil(knowledge, g, teacher, rows, key, federation, hyper, (n > 0).any())
         up, down = sent_up(cohort, everywhere), sent_down(cohort, everywhere)
         state = State(hyper, scatter(state.weights, cohort, weights), g)
-        return state, Info(loss, up, down, trained=own_models.predictors(weights))
+        models = (knowledge,) * len(networks)
+        together = ensembles.teachers(models, networks, ensemble, (n > 0, hyper.temperature))
+        return state, Info(loss, up, down, trained=own_models.predictors(weights), teacher=together)
 
     def ensemble(logits, present, temperature):
         """Return the teacher t (R, outputs) from logits (k, R, outputs) of the clients present (k,)."""

@@ -14,6 +14,7 @@ itself. Where `augment` changes the student's images, the teacher has seen them 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -132,7 +133,15 @@ def learning_from_teachers(
         with timed(server.seconds, parts, "teacher logits"):
             state = with_teachers(server, state, federation, teachers)
         nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
-        return state, Info((), up=nobody, down=nobody, findings=findings(server, teachers))
+        return state, Info(
+            (),
+            up=nobody,
+            down=nobody,
+            findings=findings(server, teachers),
+            teacher={
+                client: partial(predictions, server, teacher.network) for client, teacher in teachers.items()
+            },
+        )
 
     return Algorithm(init, own_models.personal, step, own_models.personal, host)
 

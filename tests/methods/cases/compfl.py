@@ -74,7 +74,7 @@ def step(state, clients, cohort, options):
     experts, heads = state["experts"], dict(state["heads"])
     net = {client.group: client.net for client in clients}
     warm = cohort.t >= options.warmup * cohort.rounds
-    sent, losses, trained = [], {}, {}
+    sent, losses, trained, told = [], {}, {}, {}
     for i, draw in cohort.draws.items():
         client, own = clients[i], clients[i].group
         chosen = list(heads[i])[draw["chosen"]] if options.greedy else own
@@ -99,7 +99,13 @@ def step(state, clients, cohort, options):
         sent.append((chosen, client.size, parts[chosen][1]))
         if chosen == own:
             trained[i] = model
-    return {"experts": average(experts, sent), "heads": heads, "trained": trained}, losses
+        told[i] = np.full((len(cohort.x), len(heads[i][own][f"{nets.HEAD}/bias"])), np.nan)
+        if warm and teachers:
+            others = [j for j in adapted if j != chosen]
+            said = [softmax(nets.logits(net[j], adapted[j].weights, cohort.x)) for j in others]
+            told[i] = ensemble(teachers, said, options.tau)
+    state = {"experts": average(experts, sent), "heads": heads, "trained": trained}
+    return (state, losses, told) if options.kd else (state, losses)
 
 
 def adapt(client, net, weights, order, options, own=True, chosen=False):
@@ -138,16 +144,18 @@ def adapt(client, net, weights, order, options, own=True, chosen=False):
 
 
 def soft_labels(y, teachers, tau):
-    """Return targets of eq. 3, (n, classes): half the truth, half the teachers weighted by eq. 7."""
+    """Return targets of eq. 3, (n, classes): half the truth, half the teachers."""
+    said = ensemble(teachers, [teacher.predictions for teacher in teachers], tau)
+    return np.eye(said.shape[1])[y] / 2 + said / 2
+
+
+def ensemble(teachers, said, tau):
+    """Return what teachers have said, (n, classes) each, weighted by eq. 7."""
     accuracies = np.array([teacher.accuracy for teacher in teachers])
     scaled = np.ones(len(teachers))
     if np.ptp(accuracies) > 0:
         scaled = (accuracies - accuracies.min()) / np.ptp(accuracies)
-    ensemble = sum(
-        s * teacher.predictions for s, teacher in zip(softmax(scaled / tau), teachers, strict=True)
-    )
-    truth = np.eye(ensemble.shape[1])[y]
-    return truth / 2 + ensemble / 2
+    return sum(s * of_one for s, of_one in zip(softmax(scaled / tau), said, strict=True))
 
 
 def objective(client, net, anchors, targets, options):

@@ -18,15 +18,18 @@ def step(state, clients, cohort, options):
     trained, losses = sharing.trained_jointly(state, clients, cohort, options)
     averaged = sharing.averaged(state, clients, trained, fedavg.stays, options)
     if not trained:
-        return averaged, losses
-    logits = [nets.logits(clients[i].net, w, cohort.public) for i, w in trained.items()]
-    teacher = softmax(np.mean(logits, axis=0) / options.temperature)
+        return averaged, losses, {}
+
+    def ensemble(x):
+        return np.mean([nets.logits(clients[i].net, w, x) for i, w in trained.items()], axis=0)
+
+    teacher = softmax(ensemble(cohort.public) / options.temperature)
     shared = dict(averaged["shared"])
     for i in trained:  # any client of an architecture has its network
         g = clients[i].group
         start = averaged["shared"][g]
         shared[g] = distilled(clients[i], start, teacher, cohort.public, cohort.server, options)
-    return averaged | {"shared": shared}, losses
+    return averaged | {"shared": shared}, losses, dict.fromkeys(trained, ensemble(cohort.x))
 
 
 def draws_of_server(key, options):

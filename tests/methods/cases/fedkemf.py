@@ -27,7 +27,7 @@ def given(state, federation):
 
 def step(state, clients, cohort, options):
     """Let both networks learn from each other; the server's learns from the ensemble of the sent ones."""
-    own, losses, sent, said = dict(state["own"]), {}, [], []
+    own, losses, sent = dict(state["own"]), {}, []
     speaker = clients[0]
     for i, draw in cohort.draws.items():
         both = joined(own[i], state["knowledge"])
@@ -35,15 +35,17 @@ def step(state, clients, cohort, options):
         trained, losses[i] = descend(both, loss, draw["train"], options)
         own[i], g = part(trained, "own"), part(trained, "knowledge")
         sent.append((0, clients[i].size, g))
-        said.append(nets.logits(speaker.net, g, cohort.public))
     if not sent:
-        return state, losses
+        return state, losses, {}
+
+    def said(x):
+        return ensemble(np.array([nets.logits(speaker.net, g, x) for _, _, g in sent]), options)
+
     knowledge = state["knowledge"]
     if options.server_start == "mean":
         knowledge = average({0: knowledge}, sent)[0]
-    teacher = ensemble(np.array(said), options)
-    knowledge = distilled(speaker, knowledge, teacher, cohort.public, cohort.server, options)
-    return {"own": own, "knowledge": knowledge}, losses
+    knowledge = distilled(speaker, knowledge, said(cohort.public), cohort.public, cohort.server, options)
+    return {"own": own, "knowledge": knowledge}, losses, dict.fromkeys(cohort.draws, said(cohort.x))
 
 
 def joined(own, knowledge):

@@ -49,10 +49,12 @@ def step(state, clients, cohort, options):
     share = np.full((len(clients), len(clients)), 1 / max(1, len(cohort.draws)))
     logits = {"say": lambda logits, options: logits, "distance": exchange.absolute_error}
     signal = logits if options.signal == "logit" else {}
-    models, losses, _, _ = exchange.exchanged(state, clients, cohort, options, lambda s: share, **signal)
+    models, losses, _, _, told = exchange.exchanged(
+        state, clients, cohort, options, lambda s: share, **signal
+    )
     present, matrix = list(cohort.draws), state["matrix"].copy()
     matrix[np.ix_(present, present)] = share[np.ix_(present, present)]
-    return {"own": models, "matrix": matrix}, losses
+    return {"own": models, "matrix": matrix}, losses, told
 
 
 def without_transfer_and_distillation_it_is_local():

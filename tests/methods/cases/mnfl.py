@@ -27,7 +27,7 @@ def start(clients, initial, options):
 def step(state, clients, cohort, options):
     """Learn alone, exchange predictions, learn from the teacher; then the server learns the matrix."""
     matrix, present = state["matrix"], list(cohort.draws)
-    models, losses, s, _ = exchange.exchanged(state, clients, cohort, options, lambda s: matrix)
+    models, losses, s, _, told = exchange.exchanged(state, clients, cohort, options, lambda s: matrix)
     if options.matrix_predictions == "after":
         s = {
             i: softmax(nets.logits(clients[i].net, models[i], cohort.public) / options.temperature)
@@ -36,7 +36,8 @@ def step(state, clients, cohort, options):
     distance_gradient = {
         (n, m): slope(mixture(matrix, n, s), s[n], s[m], options) for n in present for m in present
     }
-    return {"own": models, "matrix": learnt(matrix, clients, present, distance_gradient, options)}, losses
+    matrix = learnt(matrix, clients, present, distance_gradient, options)
+    return {"own": models, "matrix": matrix}, losses, told
 
 
 def slope(teacher, own, of_m, options):

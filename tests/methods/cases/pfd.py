@@ -21,10 +21,10 @@ def stepped(weigh):
             c[np.ix_(present, present)] = weigh(cosine.reshape(len(present), len(present)), options)
             return c
 
-        models, losses, s, c = exchange.exchanged(state, clients, cohort, options, weights)
+        models, losses, s, c, told = exchange.exchanged(state, clients, cohort, options, weights)
         pairs, matrix = np.ix_(list(s), list(s)), state["matrix"].copy()
         matrix[pairs] = c[pairs]
-        return {"own": models, "matrix": matrix}, losses
+        return {"own": models, "matrix": matrix}, losses, told
 
     return step
 
