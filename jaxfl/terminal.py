@@ -1,9 +1,10 @@
 """Terminal output: the federation, a progress bar during runs, and tables at their ends."""
 
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -17,6 +18,7 @@ from rich.text import Text
 from jaxfl.config.setup import Setup
 from jaxfl.data import shift
 from jaxfl.data.partition import Partition
+from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import is_first
@@ -46,7 +48,7 @@ def announce(setup: Setup, data: Data) -> None:
     form = f"{shape[-1]} features" if of_vectors(shape) else "x".join(map(str, shape))
     OUT.print(
         f"{setup.data.dataset}: {count} {examples(data.source)} of {form}; "
-        f"{setup.partition.partition}: {describe(data.partition, data.source)}"
+        + describe(setup, data.partition, data.source)
     )
     if data.drawn:
         OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
@@ -74,22 +76,54 @@ def examples(source: Source) -> str:
     return "vectors" if of_vectors(source.images.shape[1:]) else "images"
 
 
-def describe(partition: Partition, source: Source) -> str:
-    """Return a partition in a sentence: its clients, and how much of the data they train on."""
-    train, test = ([*map(len, part)] for part in (partition.train, partition.test))
+def describe(setup: Setup, partition: Partition, source: Source) -> str:
+    """Return a line on a partition: its clients, and how much they train on; then what is unusual."""
+    rule = rule_of_test(setup.partition)
+    apart = [client for client, rows in enumerate(partition.train) if not len(rows)]
+    parts = {"training": partition.train, "validation": partition.validation, "test": partition.test}
+    kinds = {kind: np.delete([*map(len, rows)], apart).tolist() for kind, rows in parts.items()}
     rows, owners = np.unique(np.concatenate(partition.train), return_counts=True)
     rows_there = np.count_nonzero(source.train) if source.train[rows].all() else len(source.labels)
-    shared = (
-        f", {np.count_nonzero(owners > 1):,} of them on several clients" if sum(train) > len(rows) else ""
-    )
-    clients = "1 client" if len(train) == 1 else f"{len(train):,} clients"
-    kinds = {"training": train, "validation": [*map(len, partition.validation)], "test": test}
-    *first, last = [f"{span(rows)} {kind}" for kind, rows in kinds.items() if any(rows)]
-    return (
+    number, total = len(kinds["training"]), sum(kinds["training"])
+    shared = f", {np.count_nonzero(owners > 1):,} of them on several clients" if total > len(rows) else ""
+    clients = "1 client" if number == 1 else f"{number:,} clients"
+    *first, last = [f"{span(sizes)} {kind}" for kind, sizes in kinds.items() if any(sizes)]
+    line = (
+        f"{setup.partition.partition}{'' if rule == 'auto' else f', --test {rule}'}: "
         f"{clients} with {', '.join(first)} and {last} rows each, "
-        f"{partition.outputs} outputs; they train on {sum(train):,} rows: {len(rows):,} of "
+        f"{partition.outputs} outputs; they train on {total:,} rows: {len(rows):,} of "
         f"{rows_there:,} {examples(source)}{shared}"
     )
+    return "\n".join([line, *_unusual(partition, source, apart)])
+
+
+def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator[str]:
+    """Yield sentences on clients `apart`, who have no training rows, and on unusual test rows."""
+    names = partition.names or [*map(str, range(len(partition.train)))]
+    trained = np.concatenate([*partition.train, *partition.validation])
+    mixed = np.count_nonzero(~source.train[trained])
+    cut = [name for name, rows in zip(names, partition.test, strict=True) if source.train[rows].any()]
+    if apart:
+        yield f"Clients without training rows ({few(names[i] for i in apart)}) never train: newcomers."
+    if source.divided and mixed:
+        yield (
+            f"Test rows are cut from what clients have: they train on {mixed:,} of the data's own test rows, "
+            "which --test source and split keep apart."
+        )
+    elif source.divided and cut:
+        yield (
+            f"Clients without test rows in the data ({few(cut)}) are tested on some of their other rows, on "
+            "which they do not train."
+        )
+    tested = source.labels[np.concatenate(partition.test)]
+    if len(unknown := np.setdiff1d(source.labels[trained], tested)):
+        yield f"Nobody is tested on classes without test rows ({few(map(str, unknown))})."
+
+
+def few(names: Iterable[str]) -> str:
+    """Return the first names of many."""
+    first = [*itertools.islice(names, 6)]
+    return ", ".join(first[:5]) + (", ..." if len(first) > 5 else "")
 
 
 def print_result(result: dict, folder: Path) -> None:
@@ -105,9 +139,10 @@ def print_result(result: dict, folder: Path) -> None:
 def print_exported(files: list[Path]) -> None:
     """Name the files of an export."""
     *models, card = files
-    names = ", ".join(path.name for path in models[:4]) + (", ..." if len(models) > 4 else "")
     number = f"{len(models)} model{'s' if len(models) > 1 else ''}"
-    OUT.print(f"{card.parent}: {number} ({names}), and what they are in {card.name}")
+    OUT.print(
+        f"{card.parent}: {number} ({few(path.name for path in models)}), and what they are in {card.name}"
+    )
 
 
 def print_app(files: list[Path]) -> None:

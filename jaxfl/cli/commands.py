@@ -274,7 +274,7 @@ def _partition(arguments: list[str]) -> None:
     partition_formats.require(formats.format, partition)
     store.create(folder)
     written = save_partition(folder, setup, source, partition, drawn, formats.format)
-    OUT.print(describe(partition, source))
+    OUT.print(describe(setup, partition, source))
     OUT.print(f"{folder}: {', '.join(written)}")
 
 

@@ -33,10 +33,10 @@ class PartitionOptions:
 
     partition: str = "classes"
     """How rows are divided, with options and their defaults: iid;
-    classes,classes_per_client=5,samples_per_client=none (as many as there are, on digits 20);
+    classes,classes_per_client=none,samples_per_client=none (five, as many as there are, on digits 20);
     shards,shards_per_client=2; dirichlet,alpha=0.1,min_samples=10;
     dirichlet-flbench,alpha=0.1,min_samples=10; quantity,sigma=1.0,min_samples=10;
-    power-law,classes_per_client=2,base=10,least=300,most=600,sigma=2.0;
+    power-law,classes_per_client=2,base=10,least=none,most=none,sigma=2.0;
     natural,column=client,min_samples=10 (every value of a column of the data is a client);
     listed,file=none,column=row (a list of rows per client, in JSON). `jaxfl list
     dirichlet` says what they mean. Or a saved partition (.npz, or .json of the form in docs/data.md);
@@ -48,10 +48,11 @@ class PartitionOptions:
     labels: Literal["unified", "independent", "permuted"] = "unified"
     """Whether a label means the same on all clients (unified), or each client numbers classes in its own
     order: all of the data (permuted), or with test rows of the source only its own (independent)."""
-    test: Literal["auto", "own", "source", "split"] = "auto"
-    """Test rows: cut from the client's own rows (own), the source's test rows of its classes (source), or the
-    source's test rows among its own rows (split). auto: source for the partition `classes`; split for
-    `natural` if the data have a split and every client has rows of both parts; own for all others."""
+    test: Literal["auto", "own", "source", "split", "all"] = "auto"
+    """Test rows: cut from the client's own rows (own), the source's test rows of its classes (source), all of
+    the source's test rows (all), or those among its own rows (split: a client without any has some cut, one
+    with nothing else never trains). auto: source for the partition `classes`, split for `natural` and
+    `listed`, own for all others. The rule that is used is kept with the run."""
     test_fraction: float = within("(0, 1)", 0.25)
     """Share of a client's rows that are test rows, if they are cut from its own."""
     validation_fraction: float | None = within("[0, 1)", None)
@@ -61,7 +62,7 @@ class PartitionOptions:
     """Largest number of training rows per client, drawn from its own, validation rows included: for quick
     trials on large data."""
     max_test: int | None = within("[1, inf)", None)
-    """Largest number of test rows per client; from the source, equally many of each of its classes."""
+    """Largest number of test rows per client; from the source, equally many of each class."""
     disjoint_from: Path | None = None
     """A saved partition (.npz or .json) of the same data: no client trains on any of its rows or holds one
     out. For experts that are trained on rows that the clients of another run do not have."""
@@ -85,8 +86,8 @@ class RunOptions:
     models: tuple[str, ...] = ()
     """Architectures, each with options (resnet18,width=0.5; `jaxfl list resnet18` shows them) and perhaps a
     number of clients (mlp,clients=5); by default clients are divided equally. All take features=NUMBER, the
-    number of features that the classifier gets. Default: lenet5 mcmahan, on images smaller than 16 pixels mlp
-    mcmahan,padding=same."""
+    number of features that the classifier gets. default: lenet5 mcmahan, on images smaller than 16 pixels mlp
+    mcmahan,padding=same; default,features=50 where a method needs equally many features."""
     topology: str = "none"
     """Links between clients, for methods without a server: complete, ring, star, er,p=0.6 (every pair
     with probability p, drawn by partition_seed until all are connected); a file of edges (.txt, two client

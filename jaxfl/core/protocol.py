@@ -176,8 +176,9 @@ class Method(NamedTuple):
       summary: one line.
       paper: authors, year and where to find it.
       bibtex: its BibTeX entry.
-      needs: names of what the method requires: "public" images, "validation" rows, "links" between clients.
-        If the user chose none, the command provides them. ``config -> names`` where it depends on options.
+      needs: names of what the method requires: "public" images, "validation" rows, "links" between clients,
+        equally many "features" in all networks. If the user chose none, the command provides them.
+        ``config -> names`` where it depends on options.
       pictures: the method's own pictures, file name -> ``findings of the last round -> figure``.
     """
 

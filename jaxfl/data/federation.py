@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.config.options import static
 from jaxfl.data.absent import ABSENT
-from jaxfl.data.normalisation import normalised, training_moments
+from jaxfl.data.normalisation import Moments, normalised, training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.public_images import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
@@ -41,7 +41,7 @@ class Client:
     test_size: jax.Array  # () int32
     relabel: jax.Array  # (classes,) int32, class -> the client's output; -1: not on this client
     class_counts: jax.Array  # (outputs,) int32, training rows per output
-    newcomer: jax.Array  # () bool, whether it takes part in no round and joins after the last one
+    newcomer: jax.Array  # () bool, whether it takes part in no round and joins at the end; true without rows
     model: Model = static()
 
 
@@ -62,7 +62,7 @@ class Federation:
     Attributes:
       images: (N, H, W, C), uint8 or float, stored once for all clients.
       labels: (N,) int32.
-      mean, std: (1, 1, 1, C) float, moments of the source's training images in raw units.
+      mean, std: (1, 1, 1, C) float, moments of the images that clients train on, in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
       training_rows: (groups,) float, training rows of all clients of each group except newcomers.
       public: (P,) int32, rows of `images` that everybody sees.
@@ -236,10 +236,13 @@ class Federation:
         """Whether clients have validation rows."""
         return self.groups[0].validation_rows.shape[-1] > 0
 
+    def seen(self, rows):
+        """Return images of rows (B,) -> (B, H, W, C) as their clients see them, in raw units."""
+        return self.images[rows] if self.shift is None else self.shift.look(self.images, rows, self.std)
+
     def inputs(self, rows, transform: Callable = lambda images: images):
         """Return normalised images of rows (B,) -> (B, H, W, C); `transform` changes them before."""
-        seen = self.images[rows] if self.shift is None else self.shift.look(self.images, rows, self.std)
-        return normalised(transform(seen), self.mean, self.std)
+        return normalised(transform(self.seen(rows)), self.mean, self.std)
 
     def batch(self, client: Client, position, mask, transform: Callable = lambda images: images) -> Batch:
         """Return the training rows at positions (B,) of a client's list, of which `mask` (B,) are real."""
@@ -261,6 +264,7 @@ def federate(
     links: np.ndarray | None = None,
     drawn: Drawn | None = None,
     on_host: bool = False,
+    moments: Moments | None = None,
 ) -> Federation:
     """Put a data set on the device and give every client an architecture.
 
@@ -274,13 +278,14 @@ def federate(
       links: (N, N) bool, which clients are linked; none by default.
       drawn: shift of each client's images, if any.
       on_host: whether images and labels stay in host memory, for `jaxfl.core.window`.
+      moments: by which images are normalised; by default the `training_moments`.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree, there are too few devices, or not the
         same number on each process.
     """
     _check(partition, models)
-    mean, std = training_moments(source)
+    mean, std = moments or training_moments(source, partition)
     dtype = jnp.result_type(float)
     images, labels, rows = source.images, source.labels, partition.public
     unified = labelled = _unified(partition)
@@ -331,8 +336,7 @@ def set_apart(federation: Federation, newcomers: Sequence[np.ndarray]) -> Federa
 def without_data(
     partition: Partition,
     models: Sequence[tuple[Model, int]],
-    mean: np.ndarray,
-    std: np.ndarray,
+    moments: Moments,
     public: int,
     links: np.ndarray | None,
 ) -> Federation:
@@ -341,8 +345,7 @@ def without_data(
     Args:
       partition: rows of every client.
       models: pairs (architecture, number of clients), in the order of client ids.
-      mean: (C,), mean of the source's training images in raw units.
-      std: (C,), their standard deviation.
+      moments: by which images are normalised.
       public: number of public images.
       links: (N, N) bool, which clients are linked.
 
@@ -351,13 +354,14 @@ def without_data(
     """
     _check(partition, models)
     dtype = jnp.result_type(float)
+    mean, std = moments
     absent: Any = ABSENT
     groups = _groups(partition, models, absent)
     return Federation(
         images=absent,
         labels=absent,
-        mean=jnp.asarray(mean, dtype).reshape(1, 1, 1, -1),
-        std=jnp.asarray(std, dtype).reshape(1, 1, 1, -1),
+        mean=jnp.asarray(mean, dtype),
+        std=jnp.asarray(std, dtype),
         groups=groups,
         training_rows=_training_rows(groups),
         public=jnp.zeros(public, jnp.int32),
@@ -433,6 +437,6 @@ def _group(partition: Partition, model: Model, ids: np.ndarray, class_counts) ->
         test_size=test_size,
         relabel=jax.device_put(partition.relabel[ids].astype(np.int32)),
         class_counts=class_counts if class_counts is ABSENT else jax.device_put(class_counts[ids]),
-        newcomer=jax.device_put(np.zeros(len(ids), bool)),
+        newcomer=jax.device_put(np.array([not len(partition.train[i]) for i in ids])),
         model=model,
     )

@@ -1,52 +1,50 @@
-"""Normalisation of images by mean and spread of each channel of a source's training images."""
+"""Normalisation of images by mean and spread of each channel of the images that clients train on."""
 
 import numpy as np
 
+from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
-from jaxfl.errors import JaxflError
+
+Moments = tuple[np.ndarray, np.ndarray]  # mean and standard deviation, (1, 1, 1, C)
 
 
-def moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of each channel, (1, 1, 1, C) float64; 1 where it is constant."""
-    parts = np.array_split(images, -(-len(images) // 1024))  # as float64, all would not fit in memory
-    mean, variance = (_of_bytes if images.dtype == np.uint8 else _of_numbers)(parts)
+def training_moments(source: Source, partition: Partition) -> Moments:
+    """Return the `moments` of the images that clients train on, each counted once.
+
+    No other row has an effect on them: neither those for validation and testing, nor public or unused ones.
+    """
+    return moments(source.images, np.unique(np.concatenate(partition.train)))
+
+
+def moments(images: np.ndarray, rows: np.ndarray) -> Moments:
+    """Return mean and standard deviation of some images' channels as float64; 1 where one is constant."""
+    few = np.array_split(rows, -(-len(rows) // 1024))  # as float64, all would not fit in memory
+    mean, variance = (_of_bytes if images.dtype == np.uint8 else _of_numbers)(images, few)
     return mean, np.where(variance > 0, np.sqrt(variance), 1)
 
 
-def _of_bytes(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _of_bytes(images: np.ndarray, few: list[np.ndarray]) -> Moments:
     """Return mean and variance from the counts of each value, so that no image becomes float64."""
 
-    def occurrences(part):
-        return np.stack([np.bincount(part[..., c].ravel(), minlength=256) for c in range(part.shape[-1])], -1)
+    def occurrences(rows):
+        return [np.bincount(images[rows, ..., c].ravel(), minlength=256) for c in range(images.shape[-1])]
 
-    times = np.sum([occurrences(part) for part in parts], 0)  # (256, C)
+    times = np.sum([occurrences(rows) for rows in few], 0).T  # (256, C)
     values = np.arange(256.0)[:, None]
     mean = np.average(np.broadcast_to(values, times.shape), 0, times)
     variance = np.average(np.square(values - mean), 0, times)
     return mean[None, None, None], variance[None, None, None]
 
 
-def _of_numbers(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    count = sum(part.size for part in parts) / parts[0].shape[-1]
+def _of_numbers(images: np.ndarray, few: list[np.ndarray]) -> Moments:
+    count = sum(map(len, few)) * np.prod(images.shape[1:3])
 
-    def total(f):
-        return sum(f(part.astype(np.float64)).sum((0, 1, 2), keepdims=True) for part in parts)
+    def average(f):
+        of_few = [f(images[rows].astype(np.float64)).sum((0, 1, 2), keepdims=True) for rows in few]
+        return np.sum(of_few, 0) / count
 
-    mean = total(lambda part: part) / count
-    return mean, total(lambda part: np.square(part - mean)) / count
-
-
-def training_moments(source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `moments` of a source's training images.
-
-    Raises:
-      JaxflError: if there are none.
-    """
-    if not source.train.any():
-        raise JaxflError(
-            f"{source.name} has no training images, which are needed to normalise all images; add some."
-        )
-    return moments(source.images[source.train])
+    mean = average(lambda some: some)
+    return mean, average(lambda some: np.square(some - mean))
 
 
 def normalised(images, mean, std):

@@ -21,7 +21,7 @@ class Partition(NamedTuple):
     """A federation's division of one source.
 
     Attributes:
-      train: per client (n_i,) int32, row numbers into the source's images.
+      train: per client (n_i,) int32, row numbers into the source's images; a client without any never trains.
       validation: per client (v_i,) int32; all empty without a validation split.
       test: per client (t_i,) int32.
       relabel: (clients, classes) int32, from a class of the source to the client's output; the
@@ -57,7 +57,7 @@ def divide(
     clients: int | None,
     seed: int,
     *,
-    test: Literal["own", "source", "split", "split or own"],
+    test: Literal["own", "source", "split", "all"],
     labels: Literal["unified", "independent", "permuted"] = "unified",
     test_fraction: float = 0.25,
     validation_fraction: float = 0.0,
@@ -77,15 +77,16 @@ def divide(
       partitioner: one of `jaxfl.data.partitioners`, its options bound with `functools.partial`.
       clients: number of clients; None leaves it to the partitioner.
       seed: not negative; the same seed gives the same partition.
-      test: "own" shares out all rows of the source, then takes test rows from each client's share.
-        "source" shares out the source's training rows; a client is tested on the source's test rows
-        of its classes, equally many of each. "split" shares out all rows, and a client's test rows are those
-        of its share that are the source's test rows. "split or own" is "split" if the source is divided and
-        every client's share has rows of both kinds, else "own".
+      test: "own" shares out all rows of the source, then cuts test rows from each client's share.
+        "source" shares out the source's training rows; a client is tested on all of the source's test rows
+        of its classes, with `max_test` on equally many of each. "all" does the same with all classes, so that
+        all clients are tested on the same rows. "split" shares out all rows, and a client's test rows are
+        those of its share that are test rows of a divided source; a client without any has some cut from its
+        share, and one without others never trains.
       labels: "unified": a class means the same to everybody. Otherwise every client numbers classes in a
         random order of its own: "permuted" all classes of the source, "independent" only those of its rows
         with test="source", and otherwise all.
-      test_fraction: share of a client's rows to test on, with test="own".
+      test_fraction: share of a client's rows to test on, where test rows are cut from its share.
       validation_fraction: share of a client's training rows to validate on.
       max_train: maximum number of training rows of a client, validation rows included; all by default.
       max_test: maximum number of test rows of a client; all by default.
@@ -94,21 +95,28 @@ def divide(
       by: (N,), what the partitioner gets for every row of the source; its label by default.
 
     Raises:
-      JaxflError: if an argument is out of range, or a client is left without training or test rows.
+      JaxflError: if an argument is out of range, a client is left without test rows, or all are without
+        training rows.
     """
     most = {"max_train": max_train, "max_test": max_test}
     _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public)
     row_rng, test_rng, validation_rng, label_rng, public_rng, most_rng = (
         generator(seed, stream) for stream in (ROWS, TEST, VALIDATION, LABELS, PUBLIC, MOST)
     )
-    pool = _rows_to_share(source, test, without)
-    held_out = _of_every_class(pool, source.labels, public, public_rng)
+    of_test = _never_trained_on(source, test)
+    trainable = _rows_to_train_on(source, of_test, without)
+    held_out = _of_every_class(trainable, source.labels, public, public_rng)
+    pool = np.setdiff1d(np.arange(len(of_test)), without) if test == "split" else trainable
     values = source.labels if by is None else by
     held = _shared_out(np.setdiff1d(pool, held_out), partitioner, clients, values, row_rng)
-    if test == "split or own":
-        both = source.divided and all(len(np.unique(source.train[rows])) == 2 for rows in held)
-        test = "split" if both else "own"
-    train, tested = _test_rows(source, held, test, test_fraction, max_test, test_rng)
+    everything = [np.arange(source.classes)] * len(held)
+    known = [np.unique(source.labels[rows]) for rows in held] if test == "source" else everything
+    if test == "source":
+        train, tested = held, [_source_test(source, classes, max_test, test_rng) for classes in known]
+    elif test == "all":
+        train, tested = held, [_source_test(source, everything[0], max_test, test_rng)] * len(held)
+    else:
+        train, tested = _own_test(held, of_test, test_fraction, max_test, test_rng)
     if max_train is not None:
         train = [most_rng.permutation(rows)[:max_train] for rows in train]
     train, validation = _cut(train, validation_fraction, validation_rng)
@@ -117,8 +125,6 @@ def divide(
             f"A validation_fraction of {validation_fraction:g} sets no row of any client aside; raise it, or "
             f"{'give clients more rows' if max_train is None else f'max_train (now {max_train})'}."
         )
-    everything = [np.arange(source.classes)] * len(held)
-    known = [np.unique(source.labels[rows]) for rows in held] if test == "source" else everything
     if labels == "unified":
         relabel = np.stack(everything).astype(np.int32)
     else:
@@ -134,19 +140,25 @@ def divide(
     )
 
 
-def _rows_to_share(source: Source, test: str, without: np.ndarray) -> np.ndarray:
-    """Return the rows that clients and the public may get, at least one."""
-    pool = np.flatnonzero(source.train) if test == "source" else np.arange(len(source.labels))
-    pool = np.setdiff1d(pool, without)
-    if not len(pool):
-        kind = "training row" if test == "source" else "row"
+def _never_trained_on(source: Source, test: str) -> np.ndarray:
+    """Return which rows of the source nobody may train on, (N,) bool; "split" keeps no split that we made."""
+    if test == "own" or (test == "split" and not source.divided):
+        return np.zeros(len(source.train), bool)
+    return ~source.train
+
+
+def _rows_to_train_on(source: Source, of_test: np.ndarray, without: np.ndarray) -> np.ndarray:
+    """Return the rows that clients may train on, or the public may get, at least one."""
+    rows = np.setdiff1d(np.flatnonzero(~of_test), without)
+    if not len(rows):
+        kind = "training row" if of_test.any() else "row"
         beside = (
             " besides those of --disjoint-from; change that, the data"
             if len(without)
             else "; change the data"
         )
         raise JaxflError(f"No {kind} of {source.name} is left for clients{beside} or --test.")
-    return pool
+    return rows
 
 
 def _shared_out(pool, partitioner: Callable, clients: int | None, values, rng) -> list[np.ndarray]:
@@ -161,29 +173,33 @@ def _shared_out(pool, partitioner: Callable, clients: int | None, values, rng) -
     return [pool[part] for part in held]
 
 
-def _test_rows(source: Source, held, test: str, fraction: float, most: int | None, rng):
-    """Return each client's training rows and its test rows, of these at most `most`; see `divide`."""
-    if test == "source":
-        tested = _source_test(source, [np.unique(source.labels[rows]) for rows in held], most, rng)
-        require_everyone(
-            "test", tested, "raise max_test, or take a source with test images of all its classes"
+def _own_test(held, of_test: np.ndarray, fraction: float, most: int | None, rng):
+    """Return each client's training rows and its test rows, of these at most `most`.
+
+    Test rows are those of its rows that are `of_test`; a client without any has a fraction of its rows cut.
+    """
+    if sum(map(len, held)) > len(np.unique(np.concatenate(held))):
+        raise JaxflError(
+            "Clients share rows, so one would train on what another is tested on; ask for fewer "
+            "rows or clients, or choose --test source."
         )
-        return held, tested
-    _require_disjoint(held)
-    if test == "split":
-        train, tested = _split(held, source.train, rng)
-        require_everyone(
-            "training", train, "take --test own, or data of which every client has training rows"
-        )
-        advice = "take --test own, or data of which every client has test rows"
-    else:
-        train, tested = _cut(held, fraction, rng)
-        advice = (
-            "raise test_fraction, give clients more rows (by min_samples, if the partition has that), or "
-            "take the data's test rows (--test source)"
-        )
-    tested = [rows[:most] for rows in tested]
-    require_everyone("test", tested, advice)
+    train, tested = [], []
+    for rows in held:
+        mine = of_test[rows]
+        if mine.any():
+            left, taken = rows[~mine], rng.permutation(rows[mine])
+        else:
+            (left,), (taken,) = _cut([rows], fraction, rng)
+        train.append(left)
+        tested.append(taken[:most])
+    require_everyone(
+        "test",
+        tested,
+        "raise test_fraction, give clients more rows (by min_samples, if the partition has that), or "
+        "take the data's test rows (--test source)",
+    )
+    if not any(map(len, train)):
+        raise JaxflError("No client has training rows; take --test own, or data of which a client has some.")
     return train, tested
 
 
@@ -209,8 +225,8 @@ def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
 
 
 def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public):
-    if test not in ("own", "source", "split", "split or own"):
-        raise JaxflError(f'test is {test!r}; it must be "own", "source" or "split".')
+    if test not in ("own", "source", "split", "all"):
+        raise JaxflError(f'test is {test!r}; it must be "own", "source", "split" or "all".')
     if labels not in ("unified", "independent", "permuted"):
         raise JaxflError(f'labels is {labels!r}; it must be "unified", "independent" or "permuted".')
     if clients is not None and clients < 1:
@@ -229,16 +245,27 @@ def _check_arguments(clients, seed, test, labels, test_fraction, validation_frac
             raise JaxflError(f"{name} is {value}; it must be at least 0 and below 1.")
 
 
-def _source_test(source: Source, known, max_test: int | None, rng) -> list[np.ndarray]:
-    """Draw the source's test rows of the classes that each client knows, equally many of each."""
-    tested = []
-    for classes in known:
-        by_class = [rng.permutation(np.flatnonzero(~source.train & (source.labels == c))) for c in classes]
-        each = min(map(len, by_class))
-        if max_test is not None:
-            each = min(each, max_test // len(classes))
-        tested.append(np.concatenate([rows[:each] for rows in by_class]))
-    return tested
+def _source_test(source: Source, classes: np.ndarray, most: int | None, rng) -> np.ndarray:
+    """Return the source's test rows of some classes: all, or at most `most` and equally many of each.
+
+    Classes without test rows have no part in this.
+    """
+    rows = np.flatnonzero(~source.train)
+    by_class = [rng.permutation(rows[source.labels[rows] == c]) for c in classes]
+    found = [of_class for of_class in by_class if len(of_class)]
+    if not found:
+        raise JaxflError(
+            f"A client has only classes of which {source.name} has no test rows "
+            f"({', '.join(map(str, classes))}); take --test own, which cuts test rows from its own."
+        )
+    if most is None:
+        return np.concatenate(found)
+    if most < len(found):
+        raise JaxflError(
+            f"max_test is {most}, too few for a test row of each of {len(found)} classes; raise it."
+        )
+    each = min(*map(len, found), most // len(found))
+    return np.concatenate([of_class[:each] for of_class in found])
 
 
 def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -250,11 +277,6 @@ def _cut(held, fraction: float, rng) -> tuple[list[np.ndarray], list[np.ndarray]
         left.append(rows[cut:])
         taken.append(rows[:cut])
     return left, taken
-
-
-def _split(held, train, rng) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Divide each client's rows as the source does: (training rows, test rows in a random order)."""
-    return [rows[train[rows]] for rows in held], [rng.permutation(rows[~train[rows]]) for rows in held]
 
 
 def _renumber(numbered, classes: int, rng) -> np.ndarray:
@@ -314,14 +336,6 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
 def rounded_down(share: float, count: int) -> int:
     """Return a share of `count`, rounded down; 0.29 of 100 is 29, though as floats it is less."""
     return int(share * count + 1e-9)
-
-
-def _require_disjoint(parts) -> None:
-    if sum(map(len, parts)) > len(np.unique(np.concatenate(parts))):
-        raise JaxflError(
-            "Clients share rows, so one would train on what another is tested on; ask for fewer "
-            "rows or clients, or choose --test source."
-        )
 
 
 def save(partition: Partition, source: Source, path: str | Path) -> None:
@@ -431,9 +445,9 @@ def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
         sizes, numbers = rows[f"{part}_sizes"], rows[part]
         if sizes.shape != relabel.shape[:1] or numbers.shape != (sizes.sum(),):
             return False
-        if sizes.min() < (part != "validation") or numbers.min(initial=0) < 0:
+        if sizes.min() < (part == "test") or numbers.min(initial=0) < 0:
             return False
-    return True
+    return rows["train_sizes"].any()
 
 
 def checksum(source: Source) -> int:

@@ -65,8 +65,9 @@ def read(path: Path, source: Source) -> Partition:
         part: tuple(_rows(path, client.get(key, []), source) for client in clients)
         for part, key in KEYS.items()
     }
-    for part in ("train", "test"):
-        require_everyone(KEYS[part], parts[part], f"fix {path}")
+    require_everyone("test", parts["test"], f"fix {path}")
+    if not any(map(len, parts["train"])):
+        raise JaxflError(f"{path} has no client with rows in train; fix it.")
     public = _rows(path, about.get("public", []), source)
     for client, own in enumerate(zip(*parts.values(), strict=True)):
         rows, times = np.unique(np.concatenate([*own, public]), return_counts=True)
@@ -135,13 +136,14 @@ def write_json(path: Path, partition: Partition, source: Source) -> None:
 
 
 def write_fl_bench(path: Path, partition: Partition, source: Source) -> None:
-    """Write a partition as FL-bench's ``partition.pkl``: plain lists, all clients train.
+    """Write a partition as FL-bench's ``partition.pkl``: plain lists, all clients with training rows train.
 
     Raises:
       JaxflError: if it cannot be written.
     """
     clients = list(range(len(partition.train)))
-    separation = {"train": clients, "val": clients, "test": clients, "total": len(clients)}
+    trains = [client for client in clients if len(partition.train[client])]
+    separation = {"train": trains, "val": clients, "test": clients, "total": len(clients)}
     with writing(path):
         path.write_bytes(dumps({"separation": separation, "data_indices": _per_client(partition, source)}))
 
@@ -175,7 +177,7 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
     """
     require(["pfllib"], partition)
-    mean, std = training_moments(source)
+    mean, std = training_moments(source, partition)
     sizes = []
     with writing(folder):
         for client, relabel in enumerate(partition.relabel):

@@ -12,10 +12,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
+from jaxfl.config import choices
+from jaxfl.config.setup import PartitionOptions, is_saved
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.errors import JaxflError
 
@@ -33,7 +35,7 @@ def classes(
     clients: int,
     rng: np.random.Generator,
     *,
-    classes_per_client: int = 5,
+    classes_per_client: int | None = None,
     samples_per_client: int | None = None,
 ) -> list[np.ndarray]:
     """Give every client a few random classes and equally many rows of each.
@@ -46,11 +48,12 @@ def classes(
       labels: (n,) int, labels of the rows.
       clients: number of clients.
       rng: source of randomness.
-      classes_per_client: number of different classes on a client.
+      classes_per_client: number of different classes on a client; by default 5, or all if there are fewer.
       samples_per_client: number of rows on a client; a remainder goes to its first classes. By default as
         many as there are for everybody without sharing a row.
     """
     queues = {c: rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)}
+    classes_per_client = min(5, len(queues)) if classes_per_client is None else classes_per_client
     _require_classes("classes", "classes_per_client", classes_per_client, len(queues))
     own = [rng.choice(list(queues), classes_per_client, replace=False) for _ in range(clients)]
     if samples_per_client is None:
@@ -234,8 +237,8 @@ def power_law(
     *,
     classes_per_client: int = 2,
     base: int = 10,
-    least: int = 300,
-    most: int = 600,
+    least: int | None = None,
+    most: int | None = None,
     sigma: float = 2.0,
 ) -> list[np.ndarray]:
     """Give every client a few consecutive classes, and very unequal amounts of them.
@@ -256,12 +259,15 @@ def power_law(
       rng: source of randomness.
       classes_per_client: L, number of different classes on a client.
       base: minimum number of rows of each of a client's classes.
-      least: minimum number of further rows, besides the log-normal ones.
-      most: maximum number of these further rows.
+      least: minimum number of further rows, besides the log-normal ones. By default 300 as there, where a
+        class has 6,000 rows; a fifteenth of its rows where a class has fewer than 4,500 on average.
+      most: maximum number of these further rows; by default twice the minimum.
       sigma: standard deviation of the log-normal weights' logarithm; 0 gives equal weights.
     """
     queues = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
     _require_classes("power-law", "classes_per_client", classes_per_client, len(queues))
+    least = min(300, len(labels) // len(queues) // 15) if least is None else least
+    most = 2 * least if most is None else most
     if not 0 <= least <= most:
         raise JaxflError(
             f"least is {least} and most {most}; both are numbers of rows, and least must not exceed most."
@@ -413,5 +419,18 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "listed": listed,
 }
 
-# Where test rows come from (see `jaxfl.data.partition.divide`): for `classes` as in its paper; others "own".
-TEST: dict[str, Literal["own", "source", "split or own"]] = {"classes": "source", "natural": "split or own"}
+# Where test rows come from (see `jaxfl.data.partition.divide`): for `classes` as in its paper; as the data
+# say, where they or a file say whose a row is; for others "own".
+TEST = {"classes": "source", "natural": "split", "listed": "split"}
+
+
+def rule_of_test(given: PartitionOptions) -> Any:
+    """Return where test rows come from, which "auto" leaves to the partition; a saved one keeps "auto".
+
+    A share of rows to test on is cut from what clients have.
+    """
+    if given.test != "auto" or is_saved(given.partition):
+        return given.test
+    name, _ = choices.split(given.partition)
+    rule, cut = TEST.get(name, "own"), given.test_fraction != PartitionOptions.test_fraction
+    return "own" if cut and rule == "split" else rule

@@ -128,7 +128,8 @@ def from_arrays(
       name: name of the source.
       images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float.
       labels: (N,) integers in 0..classes-1.
-      train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing.
+      train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing, which
+        may have no row of a small class.
       classes: number of classes.
       columns: further values of every row, (N,) integers or words by name.
       numbers: (N,) int, number of every row where it came from; None where these are 0, 1, 2, ...
@@ -145,7 +146,7 @@ def from_arrays(
     labels = _array(name, "labels", labels)
     labels = _checked_labels(name, labels, len(images), classes)
     if train is None:
-        train, divided = ~_stratified_fifth(name, labels), False
+        train, divided = ~_stratified_fifth(labels), False
     elif (train := _array(name, "train", train)).dtype != bool or train.shape != labels.shape:
         raise JaxflError(
             f'{name}: split (train of a Source) must say "train" or "test", or True for training, once '
@@ -247,14 +248,15 @@ def _checked_column(name: str, key: str, values: np.ndarray, rows: int) -> np.nd
     return values
 
 
-def _stratified_fifth(name: str, labels: np.ndarray) -> np.ndarray:
-    try:
-        from sklearn.model_selection import train_test_split
+def _stratified_fifth(labels: np.ndarray) -> np.ndarray:
+    """Return a fixed fifth of the rows, (N,) bool, with a fifth of each class."""
+    from sklearn.model_selection import train_test_split
 
-        _, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
-    except ValueError as error:
-        raise JaxflError(
-            f"{name} has no test part and too few images of some class to set a fifth of each "
-            "aside; add images or a split of your own."
-        ) from error
-    return np.isin(np.arange(len(labels)), test)
+    rows = np.arange(len(labels))
+    try:
+        _, test = train_test_split(rows, test_size=0.2, stratify=labels, random_state=0)
+    except ValueError:  # a class has a single row, or a fifth of all rows is not one of each class
+        order = np.random.default_rng(0).permutation(rows)
+        by_class = [order[labels[order] == c] for c in np.unique(labels)]
+        test = np.concatenate([of_class[: len(of_class) // 5] for of_class in by_class])
+    return np.isin(rows, test)

@@ -44,10 +44,12 @@ def architectures(
     There are no more default models than clients.
     """
     named, counts = [], []
-    for choice in setup.run.models or _by_default(shape)[:clients]:
+    for choice in setup.run.models or ("default",):
         name, texts = choices.split(choice)
-        counts.append(texts.pop("clients", None))
-        named.append(choices.join(name, texts))
+        count = texts.pop("clients", None)
+        for one in _by_default(shape)[:clients] if name == "default" else (name,):
+            counts.append(count)
+            named.append(choices.join(one, texts))
     return named, counts
 
 

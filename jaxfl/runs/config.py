@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.options import alternatives, as_path, hints
-from jaxfl.config.setup import MachineOptions, Setup, is_edges, is_saved
+from jaxfl.config.setup import MachineOptions, PartitionOptions, Setup, is_edges, is_saved
 from jaxfl.core.training import Training
 from jaxfl.data import readers
+from jaxfl.data.partitioners import rule_of_test
 from jaxfl.errors import JaxflError
 from jaxfl.runs import store
 from jaxfl.runs.moved_paths import moved
@@ -127,6 +128,8 @@ def experiment(config: dict) -> dict:
     method = registry.METHODS.get(config["method"])
     defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
     options = defaults | config["options"]
+    partition = {name: options[name] for name in ("partition", "test", "test_fraction")}
+    options["test"] = rule_of_test(PartitionOptions(**partition))  # earlier runs kept "auto"
     options["stop_at_target"] &= not config.get("beyond_target", False)
     incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
     options = {name: value for name, value in options.items() if name not in incidental}

@@ -38,7 +38,7 @@ class Images(NamedTuple):
     Args:
       shape: (H, W, C) of an image.
       dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes.
-      mean: (1, 1, 1, C), mean of the training images, in raw units.
+      mean: (1, 1, 1, C), mean of the images that clients train on, in raw units.
       std: (1, 1, 1, C), their standard deviation, in raw units.
       shifted: whether each client sees images of its own, see `Loaded.seen`.
     """
@@ -272,7 +272,7 @@ class Models(Sequence[Deployed]):
         """See `jaxfl.runs.load.Loaded`."""
         self.folder, self._variant, self._changed_code = folder, variant, changed_code
         self._clients = len(store.read_partition(folder).train)
-        self._data = "data" not in store.read_config(folder)  # whether to read the data set
+        self._data = False  # whether to read the data set
         self._opened: Opened | None = None
 
     @property

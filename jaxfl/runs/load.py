@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from jaxfl.config.options import as_path
-from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import seen
 from jaxfl.data.sources import Source
@@ -21,7 +20,7 @@ from jaxfl.runs.deployed import Models
 from jaxfl.runs.export import export
 from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.log import scalars
-from jaxfl.runs.prepare import draw_shift, same_source
+from jaxfl.runs.prepare import draw_shift, recorded_moments, same_source
 from jaxfl.runs.variant import Variant
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class Loaded:
         if not setup.data.shift:
             return self.source.images[rows]
         drawn = draw_shift(setup, self.source, len(self.models))
-        _, std = training_moments(self.source)
+        _, std = recorded_moments(self.config["data"])
         return seen(drawn, self.source.images, std, client, rows)
 
     @functools.cached_property

@@ -25,8 +25,9 @@ from jaxfl.core.window import on_host
 from jaxfl.data import partition as partitions
 from jaxfl.data import partition_formats, shift, streams
 from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, without_data
+from jaxfl.data.normalisation import Moments
 from jaxfl.data.partition import Partition
-from jaxfl.data.partitioners import PARTITIONS, TEST
+from jaxfl.data.partitioners import PARTITIONS, rule_of_test
 from jaxfl.data.public_images import Public, adapt
 from jaxfl.data.readers import CLASSES, absolute, load, reader_of, whole
 from jaxfl.data.shift import Drawn
@@ -78,6 +79,9 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     _require_device()
     source = source or load_source(setup)
     partition = divide(setup, source, saved and saved / store.PARTITION)
+    then = store.read_config(saved)["data"] if saved else {}
+    if saved:
+        _require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
     setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
     public = other_images(setup, source, partition.rows)
@@ -85,15 +89,17 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     assert at_once and devices  # chosen by now
     drawn = draw_shift(setup, source, len(partition.train))
     of_host = setup.machine.client_state == "host"
-    federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host)
+    moments = recorded_moments(then) if saved else None
+    federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host, moments)
     federation = with_newcomers(setup, federation)
     if of_host:
         federation = on_host(federation)
-    data = Data(source, partition, models, federation, client_devices(setup, federation), drawn=drawn)
-    if saved:
-        _require_same_images(saved, images_of(data), source.name)
-        _require_same_sample(saved, store.read_config(saved).get("data", {}), source)
-    return data
+    if saved and then["public"] != len(federation.public):
+        raise JaxflError(
+            f"{saved} was begun with {then['public']} public images, and there are {len(federation.public)} "
+            "now; restore the former ones, or start a new run."
+        )
+    return Data(source, partition, models, federation, client_devices(setup, federation), drawn=drawn)
 
 
 def same_source(setup: Setup, run: Path) -> Source:
@@ -104,15 +110,15 @@ def same_source(setup: Setup, run: Path) -> Source:
     """
     source = load_source(setup)
     _saved(run / store.PARTITION, source)
-    _require_same_sample(run, store.read_config(run).get("data", {}), source)
+    _require_same_images(run, store.read_config(run)["data"], source)
     return source
 
 
-def _require_same_sample(run: Path, then: dict, source: Source) -> None:
-    """Refuse images in another order: their moments, and within classes their labels, are the same."""
-    now = _sample(source.images)
-    limit = 0.02 * np.mean(then.get("std", 0.0))  # readers may differ by a grey level
-    if not np.allclose(then.get("sample", now), now, rtol=0, atol=limit):
+def _require_same_images(run: Path, then: dict, source: Source) -> None:
+    """Refuse images of another shape, with other values or in another order than `images_of` a run says."""
+    shape, now = list(source.images.shape[1:]), _sample(source.images)
+    limit = 0.02 * np.mean(then["std"])  # readers may differ by a grey level
+    if then["shape"] != shape or not np.allclose(then.get("sample", now), now, rtol=0, atol=limit):
         raise JaxflError(
             f"{run} was computed on other images than {source.name} has now, or on the same in another "
             "order; restore those, or start a new run."
@@ -125,22 +131,10 @@ def _sample(images: np.ndarray) -> list[float]:
     return [float(f"{images[i].mean():.6g}") for i in chosen]
 
 
-def _require_same_images(run: Path, now: dict, name: str) -> None:
-    """Refuse images whose mean, standard deviation or number of public ones differs from a run's."""
-    then = store.read_config(run).get("data", now)
-    before, found = then.get("public", now["public"]), now["public"]
-    if before != found:
-        raise JaxflError(
-            f"{run} was begun with {before} public images, and there are {found} now; restore the former "
-            "ones, or start a new run."
-        )
-    for moment in ("mean", "std"):
-        before, found = then[moment], now[moment]
-        if len(before) != len(found) or not np.allclose(before, found, rtol=1e-4):  # sums differ by library
-            raise JaxflError(
-                f"{run} was computed on other images than {name} has now: their {moment} was "
-                f"{np.mean(before):.6g} and is {np.mean(found):.6g}; restore those, or start a new run."
-            )
+def recorded_moments(images: dict) -> Moments:
+    """Return the moments by which a run normalises its images, as `images_of` describes them."""
+    mean, std = (np.reshape(images[name], (1, 1, 1, -1)) for name in ("mean", "std"))
+    return mean, std
 
 
 def images_of(data: Data) -> dict:
@@ -173,28 +167,33 @@ def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun
     height, width, channels = images["shape"]
     _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition))
     links = link(setup, len(partition.train), begun)
-    moments = images["mean"], images["std"]
-    return with_newcomers(setup, without_data(partition, models, *moments, images["public"], links))
+    moments = recorded_moments(images)
+    return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
 
 
 def with_newcomers(setup: Setup, federation: Federation) -> Federation:
     """Return the federation with newcomers set apart, drawn by `partition_seed`.
 
     Raises:
-      JaxflError: if they are asked for and there are none.
+      JaxflError: if some are asked for and none is drawn, or nobody of an architecture is left to train.
     """
-    if not setup.run.newcomers:
-        return federation
     counts = [len(group.id) for group in federation.groups]
     drawn = draw_newcomers(counts, setup.run.newcomers, setup.partition.partition_seed)
-    if not np.concatenate(drawn).any():
+    if setup.run.newcomers and not np.concatenate(drawn).any():
         most = max(counts)
         has, way = ("1 client", "--clients") if most == 1 else (f"{most} clients", "it, or --clients")
         raise JaxflError(
             f"--newcomers {setup.run.newcomers} selects no client: the largest architecture has {has}; "
             f"raise {way}."
         )
-    return set_apart(federation, drawn)
+    apart = [of_group | np.asarray(has) for of_group, has in zip(drawn, federation.newcomers, strict=True)]
+    for model, of_group in zip(federation.models, apart, strict=True):
+        if of_group.all():
+            raise JaxflError(
+                f"Nobody would train {model.name}: all of its clients are newcomers or have no training rows; "
+                "give it more clients, or take fewer --models."
+            )
+    return set_apart(federation, apart) if setup.run.newcomers else federation
 
 
 def _require_device() -> None:
@@ -370,11 +369,8 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
     by = _column(source, partitioner, options)
     other = setup.partition.disjoint_from
     without = _saved(other, source).rows if other else ()
-    test = TEST.get(name, "own") if setup.partition.test == "auto" else setup.partition.test
-    cut = setup.partition.test_fraction != PartitionOptions.test_fraction
-    if cut and test == "split or own":
-        test = "own"
-    if cut and test in ("source", "split"):
+    test = rule_of_test(setup.partition)
+    if test in ("source", "all") and setup.partition.test_fraction != PartitionOptions.test_fraction:
         raise JaxflError(
             f"--test-fraction cuts test rows from what clients have, but with --partition {name} they are "
             f"tested on the data set's own test rows ({test}); leave it out, or add --test own."

@@ -16,9 +16,11 @@ from jaxfl.core.check import checked
 from jaxfl.core.protocol import Algorithm, Method
 from jaxfl.core.rounds import Programs, as_programs
 from jaxfl.core.training import Training
+from jaxfl.data.partitioners import rule_of_test
 from jaxfl.errors import JaxflError
 
-NEEDS = ("public", "validation", "links")
+NEEDS = ("public", "validation", "links", "features")
+AS_MANY_FEATURES = ("default,features=50",)
 
 
 class Variant(NamedTuple):
@@ -117,11 +119,13 @@ _kept_programs = functools.lru_cache(maxsize=64)(_programs)
 
 
 def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
-    """Add to the setup what the methods need and the user has not chosen: images, validation rows, links."""
+    """Replace what the user has not chosen: by what the methods need, and by the rule for test rows."""
     variants = list(variants)
     needed = {name for variant in variants for name in _needs(variant)}
     if "links" in needed and setup.run.topology == "none":
         setup = setup.replace(topology="complete")
+    if "features" in needed and not setup.run.models:
+        setup = setup.replace(models=AS_MANY_FEATURES)
     if "links" not in needed and setup.run.topology != "none":
         labels = " and ".join(variant.label for variant in variants)
         raise JaxflError(
@@ -134,6 +138,7 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
     return setup.replace(
         public=("held-out" if "public" in needed else "none") if public == "auto" else public,
         validation_fraction=(0.2 if "validation" in needed else 0.0) if validation is None else validation,
+        test=rule_of_test(setup.partition),
     )
 
 

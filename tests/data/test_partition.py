@@ -14,7 +14,7 @@ from PIL import Image
 from jaxfl.config.choices import described
 from jaxfl.config.options import helps
 from jaxfl.config.setup import PartitionOptions, is_edges, is_saved
-from jaxfl.data import partition
+from jaxfl.data import partition, partition_formats
 from jaxfl.data.federation import federate
 from jaxfl.data.partition import divide
 from jaxfl.data.partitioners import (
@@ -28,11 +28,15 @@ from jaxfl.data.partitioners import (
     natural,
     power_law,
     quantity,
+    rule_of_test,
     shards,
 )
 from jaxfl.data.pictures import draw
 from jaxfl.data.sources import Source
+from jaxfl.data.streams import TEST as TEST_STREAM
+from jaxfl.data.streams import generator
 from jaxfl.errors import JaxflError
+from jaxfl.models import zoo
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=30, deadline=None)
@@ -102,6 +106,13 @@ def test_classes_gives_every_client_the_most_rows_without_sharing(seed, clients,
     assert is_disjoint(parts) and all(map(np.array_equal, parts, drawn(int(size))))
     with contextlib.suppress(JaxflError):  # a class may have too few rows for one client
         assert not is_disjoint(drawn(int(size) + per_client))
+
+
+@pytest.mark.parametrize("existing", [2, 7])
+def test_classes_gives_five_classes_or_all_there_are(existing):
+    labels = np.repeat(np.arange(existing), 30)
+    parts = classes(labels, 6, np.random.default_rng(0))
+    assert {len(np.unique(labels[part])) for part in parts} == {min(5, existing)}
 
 
 @given(seed=seeds, clients=st.integers(1, 20), per_client=st.integers(1, 5))
@@ -225,6 +236,14 @@ def test_power_law_is_log_normal_above_the_base():
     options = {"classes_per_client": 1, "base": 1, "least": 0, "most": 0, "sigma": 0.5}
     parts = power_law(labels, 2000, np.random.default_rng(0), **options)
     assert abs(np.log(sizes(parts) - 1).std() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize(("of_class", "least"), [(6000, 300), (4500, 300), (180, 12), (60, 4)])
+def test_power_law_amounts_are_by_default_those_of_its_code_or_fit_smaller_data(of_class, least):
+    labels, rng = np.repeat(np.arange(10), of_class), np.random.default_rng
+    usual = power_law(labels, 10, rng(0))
+    assert all(map(np.array_equal, usual, power_law(labels, 10, rng(0), least=least, most=2 * least)))
+    assert sizes(usual).max() > 1.5 * sizes(usual).min() and sizes(usual).sum() > len(labels) / 3
 
 
 @pytest.mark.parametrize(("further", "first"), [(15, 80), (22, 2)])
@@ -377,6 +396,40 @@ def test_a_share_that_is_a_whole_number_of_rows_is_exact():
     assert sizes(divided("iid", clients=2, test_fraction=0.5125).test).tolist() == [123] * 2
 
 
+def uneven_source():
+    """Return sixty training rows of each of four classes, and 900, 90, 10 and no test rows."""
+    labels = np.repeat(np.tile(np.arange(4, dtype=np.int32), 2), [60, 60, 60, 60, 900, 90, 10, 0])
+    return Source("uneven", np.zeros((1240, 1, 1, 1), np.uint8), labels, np.arange(1240) < 240, 4)
+
+
+def test_all_of_the_sources_test_rows_are_used():
+    """Of a client's classes, or of all, as many as there are; with a largest number equally many of each."""
+    source, own = uneven_source(), partial(classes, classes_per_client=2)
+    for test in "source", "all":
+        result = divide(source, iid, 5, 0, test=test)
+        assert sizes(result.train).tolist() == [48] * 5 and source.train[np.concatenate(result.train)].all()
+        assert all((np.sort(rows) == np.arange(240, 1240)).all() for rows in result.test)
+    result = divide(source, own, 8, 0, test="source")
+    for train, test in zip(result.train, result.test, strict=True):
+        known = np.unique(source.labels[train])
+        expected = np.flatnonzero(~source.train & np.isin(source.labels, known))
+        assert np.sort(test).tolist() == expected.tolist()
+    first, *others = divide(source, own, 8, 0, test="all", max_test=30).test
+    assert np.bincount(source.labels[first]).tolist() == [10, 10, 10]
+    assert all((rows == first).all() for rows in others)
+    with pytest.raises(JaxflError, match=r"classes of which uneven has no test rows \(3\); take --test own"):
+        divide(source, partial(classes, classes_per_client=1), 8, 0, test="source")
+
+
+def test_a_largest_number_of_test_rows_draws_the_same_as_ever():
+    """Partitions that were drawn before all test rows were used stay comparable."""
+    drawn, rng = divide(SOURCE, classes, 6, 3, test="source", max_test=52), generator(3, TEST_STREAM)
+    for train, test in zip(drawn.train, drawn.test, strict=True):
+        known = np.unique(SOURCE.labels[train])
+        of_classes = [np.flatnonzero(~SOURCE.train & (SOURCE.labels == c)) for c in known]
+        assert test.tolist() == np.concatenate([rng.permutation(rows)[:10] for rows in of_classes]).tolist()
+
+
 def test_source_test_rows_are_those_of_the_clients_classes():
     result = divide(SOURCE, classes, 6, 0, test="source", validation_fraction=0.25)
     for train, validation, test in zip(*result[:3], strict=True):
@@ -479,7 +532,7 @@ REFUSALS = {
     ),
     "no clients": (iid, {"clients": 0}, "federation of 0 clients"),
     "seed": (iid, {"seed": -1}, "seed is -1"),
-    "test": (iid, {"test": "theirs"}, 'must be "own", "source" or "split"'),
+    "test": (iid, {"test": "theirs"}, 'must be "own", "source", "split" or "all"'),
     "labels": (iid, {"labels": "mixed"}, 'must be "unified", "independent" or "permuted"'),
     "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
     "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
@@ -490,7 +543,7 @@ REFUSALS = {
     "fewer test rows than classes": (
         classes,
         {"test": "source", "max_test": 4},
-        "Client 0 is left without test rows; raise max_test",
+        "max_test is 4, too few for a test row of each of 5 classes; raise it",
     ),
     "an empty client": (
         lambda labels, clients, rng: [np.arange(9), np.arange(0)],
@@ -551,27 +604,68 @@ def test_natural_clients_keep_their_names(tmp_path):
     assert mixed.names == ()
 
 
-def test_natural_clients_are_tested_on_the_test_rows_among_their_own():
-    """That needs a split that came with the data, with rows of both parts for every client."""
-    whose = np.resize(np.array(["zoe", "al", "bo"]), len(SOURCE.labels))
+def users(*names, test=()):
+    """Return forty rows of each user, the first three of four training rows unless all are in `test`."""
+    whose, labels = np.repeat(names, 40), np.tile(np.arange(4), 10 * len(names)).astype(np.int32)
+    train = (np.arange(len(whose)) % 40 < 30) & ~np.isin(whose, test)
+    order = np.argsort(~train, kind="stable")
+    source = Source("users", np.zeros((len(whose), 1, 1, 1), np.uint8), labels[order], train[order], 4)
+    return source, whose[order]
+
+
+def natural_clients(source, whose, test=TEST["natural"], **options):
     by_column = partial(natural, column="whose")
+    return partition.divide(source, by_column, None, 0, test=test, by=whose, **options)
 
-    def drawn(source, test=TEST["natural"]):
-        return partition.divide(source, by_column, None, 0, test=test, by=whose)
 
-    def follows(source, part):
-        return [source.train[rows].all() for rows in part.train] + [
-            not source.train[rows].any() for rows in part.test
-        ]
+def test_natural_clients_keep_the_split_of_the_data():
+    """Users with only test rows never train; those without any are tested on a share of their others."""
+    source, whose = users(*"abc")
+    found = natural_clients(source, whose)
+    assert sizes(found.train).tolist() == [30] * 3 and sizes(found.test).tolist() == [10] * 3
+    for train, test in zip(found.train, found.test, strict=True):
+        assert source.train[train].all() and not source.train[test].any()
+    of_bob = source._replace(train=source.train | (whose == "b"))  # one client without test rows
+    found = natural_clients(of_bob, whose, public=0.1)
+    assert of_bob.train[np.concatenate([*found.train, found.public])].all()
+    assert [bool(of_bob.train[rows].any()) for rows in found.test] == [False, True, False]
+    assert sizes(found.test)[[0, 2]].tolist() == [10, 10]
+    undivided = source._replace(divided=False)  # a fifth that we made is no split of the data
+    assert flat(natural_clients(undivided, whose)) == flat(natural_clients(source, whose, test="own"))
+    assert not source.train[np.concatenate(natural_clients(source, whose, test="own").train)].all()
+    with pytest.raises(JaxflError, match="No training row of users is left for clients"):
+        natural_clients(source._replace(train=np.zeros(120, bool)), whose)
 
-    found = drawn(SOURCE)
-    assert all(follows(SOURCE, found)) and sum(map(len, (*found.train, *found.test))) == len(SOURCE.labels)
-    assert not all(follows(SOURCE, drawn(SOURCE, test="own")))
-    without = SOURCE._replace(train=SOURCE.train | (whose == "bo"))
-    for source in (SOURCE._replace(divided=False), without):
-        assert flat(drawn(source)) == flat(drawn(source, test="own"))
-    with pytest.raises(JaxflError, match="Client 1 is left without test rows; take --test own"):
-        drawn(without, test="split")
+
+def test_users_held_out_whole_never_train(tmp_path):
+    """Of twelve users two are the test part: ten clients train, on no test row, and two are newcomers."""
+    source, whose = users(*"abcdefghijkl", test=("k", "l"))
+    source = source._replace(train=~np.isin(whose, ["k", "l"]))
+    found = natural_clients(source, whose)
+    assert sizes(found.train).tolist() == [30] * 10 + [0, 0]
+    assert source.train[np.concatenate(found.train)].all()
+    assert sizes(found.test).tolist() == [10] * 10 + [40, 40]
+    assert [name for name, rows in zip(found.names, found.train, strict=True) if not len(rows)] == ["k", "l"]
+    images = np.zeros((480, 8, 8, 1), np.uint8)
+    model = zoo.mlp(shape=(8, 8, 1), classes=4, hidden=2)
+    (group,) = federate(source._replace(images=images), found, [(model, 12)]).groups
+    assert np.flatnonzero(group.newcomer).tolist() == [10, 11]
+    npz, rows = tmp_path / "users.npz", tmp_path / "users.json"
+    partition.save(found, source, npz)
+    partition_formats.write_json(rows, found, source)
+    for again in partition.load(npz, source), partition_formats.read(rows, source):
+        assert flat(again) == flat(found) and again.names == found.names
+
+
+def test_where_test_rows_come_from_depends_only_on_options():
+    def rule(**options):
+        return rule_of_test(PartitionOptions(**options))
+
+    assert rule() == "source" and rule(partition="dirichlet") == "own"
+    assert rule(partition="natural,column=x") == rule(partition="listed,file=a.json") == "split"
+    assert rule(partition="natural", test_fraction=0.5) == "own"
+    assert rule(partition="natural", test_fraction=0.5, test="split") == "split"
+    assert rule(partition="iid", test="all") == "all" and rule(partition="mine.npz") == "auto"
 
 
 def test_a_partition_of_other_data_is_refused(tmp_path):
@@ -598,6 +692,7 @@ def test_damaged_files_are_refused(tmp_path):
         {"train": -good["train"]},
         {"test_sizes": good["test_sizes"][1:]},
         {"test_sizes": good["test_sizes"] * 0, "test": good["test"][:0]},
+        {"train_sizes": good["train_sizes"] * 0, "train": good["train"][:0]},
         {"relabel": good["relabel"][0]},
         {"relabel": good["relabel"] - 2},
         {"outputs": np.array(5)},

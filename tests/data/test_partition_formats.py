@@ -92,6 +92,7 @@ def test_rows_of_some_classes_keep_their_numbers(tmp_path):
         ('[{"train": [0], "test": ["x"]}]', "does not hold lists of rows"),
         ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
         ('[{"train": [0]}]', "Client 0 is left without test rows"),
+        ('[{"test": [0]}, {"train": [], "test": [1]}]', "has no client with rows in train"),
         ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice in train, val, test and public"),
         ('[{"train": [0], "val": [1], "test": [1]}]', "client 0 has row 1 twice"),
         (
@@ -122,11 +123,14 @@ def test_invalid_json_is_refused(tmp_path, content, sentence):
 
 
 def test_files_for_fl_bench_have_its_form(tmp_path):
-    partition_formats.write_fl_bench(tmp_path / "partition.pkl", PARTITION, SOURCE)
+    """A client without training rows only tests."""
+    partition = PARTITION._replace(train=(*PARTITION.train[:4], PARTITION.train[4][:0]))
+    partition_formats.write_fl_bench(tmp_path / "partition.pkl", partition, SOURCE)
     with (tmp_path / "partition.pkl").open("rb") as file:
         found = pickle.load(file)
-    assert found["separation"] == dict.fromkeys(("train", "val", "test"), [0, 1, 2, 3, 4]) | {"total": 5}
-    for rows, train, test in zip(found["data_indices"], PARTITION.train, PARTITION.test, strict=True):
+    everyone = [0, 1, 2, 3, 4]
+    assert found["separation"] == {"train": everyone[:4], "val": everyone, "test": everyone, "total": 5}
+    for rows, train, test in zip(found["data_indices"], partition.train, partition.test, strict=True):
         assert rows == {"train": train.tolist(), "val": [], "test": test.tolist()}
 
 
@@ -135,7 +139,7 @@ def test_files_for_pfllib_hold_what_clients_see(tmp_path):
     partition_formats.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", drawn)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["num_clients"], config["num_classes"], config["partition"]) == (5, 3, "mine")
-    training = SOURCE.images[SOURCE.train].astype(float)
+    training = SOURCE.images[np.concatenate(PARTITION.train)].astype(float)
     for client, flip in ((0, slice(None)), (1, slice(None, None, -1))):
         for part in ("train", "test"):
             rows = getattr(PARTITION, part)[client]

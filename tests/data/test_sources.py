@@ -8,13 +8,14 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from conftest import tiny_models, tiny_partition, tiny_source
+from conftest import SIZES, tiny_models, tiny_partition, tiny_source, validating
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from jaxfl.data.federation import federate
-from jaxfl.data.normalisation import moments
+from jaxfl.data.normalisation import moments, training_moments
+from jaxfl.data.public_images import Public
 from jaxfl.data.readers import absolute, load
 from jaxfl.data.sources import column, from_arrays, numbered, numbers
 from jaxfl.errors import JaxflError
@@ -42,16 +43,37 @@ def test_a_fixed_stratified_fifth_of_digits_is_for_testing():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
-def test_moments_are_those_of_each_channel(dtype):
-    images = random_images(1030, 3, 2, 3).astype(dtype)  # more than are processed at once
+def test_moments_are_those_of_each_channel_of_some_images(dtype):
+    images = random_images(1100, 3, 2, 3).astype(dtype)
     images[..., 1] = 7  # never changes
-    mean, std = moments(images)
+    rows = np.random.default_rng(1).permutation(1100)[:1030]  # more than are processed at once
+    mean, std = moments(images, rows)
+    some = images[rows]
     assert mean.shape == std.shape == (1, 1, 1, 3)
-    np.testing.assert_allclose(mean.ravel(), images.mean((0, 1, 2), dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(mean.ravel(), some.mean((0, 1, 2), dtype=np.float64), rtol=1e-12)
     np.testing.assert_allclose(
-        std.ravel()[[0, 2]], images[..., [0, 2]].std((0, 1, 2), dtype=np.float64), rtol=1e-12
+        std.ravel()[[0, 2]], some[..., [0, 2]].std((0, 1, 2), dtype=np.float64), rtol=1e-12
     )
     assert std.ravel()[1] == 1
+
+
+def test_images_are_normalised_by_those_on_which_clients_train():
+    """Whatever the source's split says; other rows have no effect, and public images get the same moments."""
+    source, models = tiny_source(), tiny_models()[:1]
+    partition = validating(tiny_partition(source, SIZES[:3]))
+    rows = np.concatenate(partition.train)
+    elsewhere = source.images.copy()
+    elsewhere[np.setdiff1d(np.arange(60), rows)] = 255
+    mean, std = source.images[rows].mean(), source.images[rows].std()
+    for images in source.images, elsewhere:
+        federation = federate(source._replace(images=images), partition, models)
+        np.testing.assert_allclose([federation.mean.item(), federation.std.item()], [mean, std], rtol=1e-6)
+    foreign = Public(np.full((4, 8, 8, 1), 255, np.uint8), np.zeros(4, np.int32), labelled=False)
+    beside = federate(source, partition, models, public=foreign)
+    expected = np.full((4, 8, 8, 1), (255 - mean) / std)
+    np.testing.assert_allclose(beside.inputs(beside.public), expected, rtol=1e-5)
+    twice = partition._replace(train=(*partition.train, partition.train[0]))
+    np.testing.assert_array_equal(training_moments(source, twice), training_moments(source, partition))
 
 
 def test_digits_are_those_of_scikit_learn():
@@ -146,6 +168,22 @@ def test_npz_of_floats_without_a_split_gets_one(tmp_path):
     assert np.bincount(source.labels[~source.train]).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize(
+    ("labels", "tested"),
+    [
+        ([0] * 10 + [1] * 10 + [2], [2, 2, 0]),  # a class with one row
+        (np.repeat(np.arange(30), 3), [0] * 30),  # many small classes
+    ],
+)
+def test_small_classes_need_no_test_rows(tmp_path, labels, tested):
+    images = random_images(len(labels), 2, 2)
+    source = load(write(tmp_path / "mine.npz", images=images, labels=labels))
+    assert np.bincount(source.labels[~source.train], minlength=source.classes).tolist() == tested
+    assert not source.divided
+    several = load(str(tmp_path / "mine.npz") + ",classes=0-1")
+    assert np.bincount(several.labels[~several.train], minlength=2).tolist() == tested[:2]
+
+
 def test_npz_of_vectors_keeps_columns_that_say_whose_a_row_is(tmp_path):
     features, labels = np.random.default_rng(0).normal(size=(20, 7)), np.arange(20) % 2
     whose, split = np.array(["ann", "bob"])[np.arange(20) // 10], np.arange(20) % 4 > 0
@@ -182,7 +220,6 @@ LABELS = np.arange(10) % 2
         ({"images": IMAGES, "labels": LABELS - 1}, "run from -1 to 0"),
         ({"images": IMAGES, "labels": LABELS + 1}, "run from 1 to 2, but 2 classes"),
         ({"images": IMAGES, "labels": LABELS + 2**40 * LABELS}, "numbered from 0 to 1"),
-        ({"images": IMAGES, "labels": np.arange(10)}, "too few images of some class"),
         ({"images": IMAGES, "labels": LABELS, "split": LABELS}, "split \\(train of a Source\\) must say"),
         (
             {"images": IMAGES, "labels": LABELS, "split": np.full(10, "dev")},
@@ -431,13 +468,6 @@ def test_small_windows_of_a_signal_are_images_of_height_one():
     for shape in (1, 8, 8), (1, 28, 20):
         with pytest.raises(JaxflError, match=r"looks like \(N, C, H, W\)"):
             held(*shape)
-
-
-def test_a_source_without_training_images_is_refused():
-    source = tiny_source()
-    partition, models = tiny_partition(source), tiny_models()
-    with pytest.raises(JaxflError, match="tiny has no training images"):
-        federate(source._replace(train=np.zeros_like(source.train)), partition, models)
 
 
 def test_a_hugging_face_set_without_their_package_is_refused(monkeypatch):

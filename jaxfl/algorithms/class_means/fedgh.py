@@ -183,4 +183,5 @@ fedgh = Method(
   title={{FedGH}: Heterogeneous Federated Learning with Generalized Global Header},
   author={Yi, Liping and Wang, Gang and Liu, Xiaoguang and Shi, Zhuan and Yu, Han},
   booktitle={ACM MM}, year={2023}}""",
+    needs=("features",),
 )

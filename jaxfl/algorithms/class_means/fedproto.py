@@ -144,4 +144,5 @@ fedproto = Method(
   author={Tan, Yue and Long, Guodong and Liu, Lu and Zhou, Tianyi and Lu, Qinghua and Jiang, Jing and
           Zhang, Chengqi},
   booktitle={AAAI}, year={2022}}""",
+    needs=("features",),
 )

@@ -22,7 +22,7 @@ class Images(NamedTuple):
       x: (P, H, W, C), normalised.
       y: (P,) int32.
       mean, std: (1, 1, 1, C), by which they were normalised.
-      low, top: (), the least value of an image, or 0 if none is negative, and the largest one.
+      low, top: (), their least value, or 0 if none is negative, and their largest one.
     """
 
     x: np.ndarray
@@ -37,8 +37,8 @@ def images_of(federation: Federation) -> Images:
     """Return the federation's public images."""
     rows = np.asarray(federation.public)
     arrays = federation.inputs(rows), federation.labels[rows], federation.mean, federation.std
-    ends = jnp.minimum(federation.images.min(), 0), federation.images.max()
-    ends = (end.astype(federation.mean.dtype) for end in ends)
+    seen = federation.seen(rows).astype(federation.mean.dtype)
+    ends = jnp.minimum(seen.min(), 0), seen.max()
     return Images(*(np.asarray(on_one_device(array)) for array in (*arrays, *ends)))
 
 
