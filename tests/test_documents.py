@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from sklearn.metrics import roc_auc_score
 
 import jaxfl
 from jaxfl import authoring, registry
@@ -145,6 +146,20 @@ def test_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     exec(code.replace("rounds=30", "rounds=2, eval_every=1"), {})
     assert "\nTrue\n" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "deployed").iterdir()} == {"client-3.safetensors", "README.md"}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_recipe_for_auc_is_that_of_scikit_learn(classes, tmp_path, monkeypatch, capsys):
+    """Of two classes too, for which `roc_auc_score` takes other arguments, by one column."""
+    (code,) = [block for block in python_blocks("docs/results.md") if "roc_auc_score" in block]
+    options = {"dataset": f"digits,classes=0-{classes - 1}", "models": "mlp,hidden=3", "clients": 3}
+    monkeypatch.chdir(tmp_path)
+    jaxfl.run("fedavg", rounds=1, epochs=1, run_dir="runs/fedper-digits", quiet=True, **options)
+    exec(code, names := {})
+    truth, scores = names["truth"], names["scores"]
+    several = {"multi_class": "ovr"} if classes > 2 else {}
+    expected = roc_auc_score(truth, scores if classes > 2 else scores[:, 1], **several)
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("mu", ["0.1", "0"])

@@ -241,7 +241,7 @@ def power_law(
     most: int | None = None,
     sigma: float = 2.0,
 ) -> list[np.ndarray]:
-    """Give every client a few consecutive classes, and very unequal amounts of them.
+    """Give every client a few consecutive classes, and unequal amounts of them.
 
     The non-IID setting of MNFL, whose two cases are ten and two classes per client, in the authors' code;
     pFedMe's for MNIST has the same form (Dinh et al. 2020, arXiv:2006.08848).

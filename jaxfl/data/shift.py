@@ -205,13 +205,13 @@ def seen(
       images: (N, H, W, C), images of the data set.
       std: (1, 1, 1, C), standard deviation of its training images.
       client: id of the client.
-      rows: (B,), rows of the data set, at least one.
+      rows: (B,), rows of the data set.
     """
     std = np.asarray(std, jnp.result_type(float))
     if drawn is None:
         return images[rows].astype(std.dtype)
     found = []
-    for part in np.array_split(rows, -(-len(rows) // 1024)):
+    for part in np.array_split(rows, max(1, -(-len(rows) // 1024))):
         owner, number = np.full(len(part), client, np.int32), part.astype(np.int32)
         amounts = tuple(np.full(len(part), of_clients[client], std.dtype) for of_clients in drawn.amounts)
         changed = jax.jit(_changed, static_argnums=0)

@@ -158,7 +158,7 @@ class Loaded:
         """
         setup, client = restore_setup(self.folder, self.config, self.changed_code), self.models.number(client)
         rows, count = np.asarray(rows), len(self.source.labels)
-        if rows.dtype.kind not in "iu" or rows.ndim != 1 or not rows.size:
+        if rows.dtype.kind not in "iu" or rows.ndim != 1:
             raise JaxflError("rows must be a list of whole numbers, at least one: positions in run.source.")
         if (missing := rows[(rows < 0) | (rows >= count)]).size:
             raise JaxflError(f"There is no row {missing[0]}; they go from 0 to {count - 1}.")

@@ -311,7 +311,11 @@ REFUSED = [
         "run fedavg @own.args --partition natural,column=user",
         "no column 'user' of integers or words; there are none",
     ),
-    ("run fedavg --dataset vectors.npz", "5, but the data have 3 classes", "classes,classes_per_client=3"),
+    (
+        "run fedavg --dataset vectors.npz --partition shards,shards_per_client=4",
+        "4, but the data have 3 classes",
+        "shards,shards_per_client=3",
+    ),
     ("run fedavg @own.args --partition iid,alpha=1", "iid has no option 'alpha'; there are none"),
     ("run fedavg @own.args --partition classes,classes_per_client=3", "3, but the data have 2 classes"),
     ("run fedavg @own.args --partition dirichlet,min_samples=13", "need 52 rows, but there are 48"),

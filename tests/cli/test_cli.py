@@ -445,6 +445,9 @@ def test_what_a_method_needs_is_provided(folder):
         given = provided(Setup.of(**options), [choose("fedavg"), choose(choice)])
         return given.data.public, given.partition.validation_fraction
 
+    assert provided(Setup(), [choose("fedavg")]).run.models == ()
+    assert provided(Setup(), [choose("fedavg"), choose("fedgh")]).run.models == ("default,features=50",)
+    assert provided(Setup.of(models=("mlp",)), [choose("fedproto")]).run.models == ("mlp",)
     assert chosen("fedper") == ("none", 0.0)
     assert chosen("mnfl") == ("held-out", 0.0)
     assert chosen("compfl") == ("none", 0.0)

@@ -867,7 +867,7 @@ def test_other_images_under_the_same_name_are_refused(dataset, tmp_path, capsys)
     np.savez(path, **arrays | {"images": 255 - arrays["images"]})
     for words in ("resume", run, "--rounds", "20"), ("run", "--from", run, "--run-dir", tmp_path / "again"):
         sentence = refusal(capsys, *words)
-        assert f"{run} was computed on other images than {path} has now: their mean was" in sentence
+        assert f"{run} was computed on other images than {path} has now, or on" in sentence
     assert not (tmp_path / "again").exists()
     within = np.lexsort((arrays["images"].mean((1, 2, 3)), arrays["split"], arrays["labels"]))
     among = np.lexsort((np.arange(len(within)), arrays["split"], arrays["labels"]))

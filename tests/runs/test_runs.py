@@ -898,10 +898,82 @@ def test_a_run_has_other_data_if_its_images_differ(compared, tmp_path):
     altered(one, tmp_path / "other")
     assert store.checksums(tmp_path / "other") == store.checksums(one)
     config = read(tmp_path / "other" / "config.json")
-    config["data"]["mean"] = [1.001 * mean for mean in config["data"]["mean"]]
+    config["data"]["mean"] = [2 * mean for mean in config["data"]["mean"]]  # of training rows
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    assert store.checksums(tmp_path / "other") == store.checksums(one)
+    config["data"]["sample"] = [1.001 * mean for mean in config["data"]["sample"]]
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     (data, rows), (others, same) = store.checksums(one), store.checksums(tmp_path / "other")
     assert data != others and rows == same
+
+
+QUICK = ["--models", "mlp,hidden=3", "--rounds", "2", "--eval-every", "1", "--epochs", "1"]
+
+
+def users(folder, **arrays):
+    """Write images of four users, 12 each, the last of whom is the test part; return the options."""
+    whose, rng = np.repeat(["ann", "bob", "cyd", "dan"], 12), np.random.default_rng(0)
+    labels = rng.integers(0, 3, 48)
+    images = (60 * labels[:, None, None] + rng.integers(0, 99, (48, 5, 5))).astype(np.uint8)
+    arrays = {"images": images, "labels": labels, "user": whose, "split": whose != "dan"} | arrays
+    np.savez(folder / "users.npz", **arrays)
+    return ["--dataset", str(folder / "users.npz"), "--partition", "natural,column=user"]
+
+
+def test_users_of_the_test_part_never_train(tmp_path, capsys):
+    """What was decided is said, and in the configuration; who never trains is scored as a newcomer."""
+    options = [*users(tmp_path), *QUICK, "--run-dir", str(tmp_path / "run")]
+    cli.main(["run", "fedavg", *options])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "natural,column=user, --test split: 3 clients with 9 training and 3 test rows each" in said
+    assert "they train on 27 rows: 27 of 36 images" in said
+    assert "Clients without training rows (dan) never train: newcomers." in said
+    assert "Clients without test rows in the data (ann, bob, cyd) are tested on some of their other" in said
+    assert read(tmp_path / "run" / "config.json")["options"]["test"] == "split"
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        rows = [(row["name"], row["newcomer"], row["train_rows"]) for row in csv.DictReader(file)]
+    assert rows == [("ann", "0", "9"), ("bob", "0", "9"), ("cyd", "0", "9"), ("dan", "1", "0")]
+    last = metrics(tmp_path / "run")[-1]
+    assert last["accuracy"]["per_client"][3] is None and last["newcomers"]["clients"] == [3]
+    run = jaxfl.load(tmp_path / "run")
+    rows = run.partition.test[3]
+    right = run.models[3].predict(run.source.images[rows]) == run.source.labels[rows]
+    assert [right.mean()] == last["newcomers"]["received"]["per_client"]
+    cli.main(["run", "fedavg", *options[:-2], "--test", "own", "--run-dir", str(tmp_path / "own")])
+    assert "they train on 9 of the data's own test rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_nobody_trains_an_architecture_of_only_newcomers(tmp_path):
+    with pytest.raises(JaxflError, match="Nobody would train mlp,hidden=4: all of its clients are newcomers"):
+        jaxfl.run(
+            "fedavg",
+            dataset=users(tmp_path)[1],
+            partition="natural,column=user",
+            models=["mlp,hidden=3,clients=3", "mlp,hidden=4,clients=1"],
+            run_dir=tmp_path / "run",
+            quiet=True,
+        )
+
+
+def test_images_on_which_nobody_trains_do_not_change_training(tmp_path):
+    """A run's moments are recorded: it goes on with them, and so do its models and its repetitions."""
+    options = [*users(tmp_path), *QUICK, "--run-dir"]
+    cli.main(["run", "fedavg", *options, str(tmp_path / "one")])
+    one = jaxfl.load(tmp_path / "one")
+    seen, apart = one.source.images[np.concatenate(one.partition.train)], np.concatenate(one.partition.test)
+    np.testing.assert_allclose(one.config["data"]["mean"], [seen.mean()], rtol=1e-6)
+    np.testing.assert_allclose(one.config["data"]["std"], [seen.std()], rtol=1e-6)
+    arrays = dict(np.load(tmp_path / "users.npz"))
+    arrays["images"][apart] = 255 - arrays["images"][apart]  # the rows are in the file's order
+    cli.main(["run", "fedavg", *users(tmp_path, **arrays), *QUICK, "--run-dir", str(tmp_path / "two")])
+    assert jaxfl.load(tmp_path / "two").loss.tolist() == one.loss.tolist()
+    users(tmp_path)
+    config = read(tmp_path / "one" / "config.json")
+    config["data"]["mean"] = [7.0]  # as of an earlier version, which had the moments of other rows
+    (tmp_path / "one" / "config.json").write_text(json.dumps(config))
+    setup = Setup.of(dataset=options[1], partition=options[3], models=("mlp,hidden=3",))
+    assert prepare.prepare(setup, tmp_path / "one").federation.mean.item() == 7
+    assert jaxfl.load(tmp_path / "one").models[0].images.mean.item() == 7
 
 
 def test_a_report_notes_runs_of_one_label_with_different_code():
