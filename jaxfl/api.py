@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from jaxfl.config.commands import (
     ChangedCode,
     Columns,
     Continuation,
+    Evaluation,
     Limit,
     Output,
     Part,
@@ -245,12 +246,16 @@ def report(
     return reports.report(folders, to, shown, **further)
 
 
-def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison:
+def load(
+    run_dir: str | Path, changed_code: bool = False, round: int | Literal["best"] | None = None
+) -> Loaded | Comparison:
     """Open a run, finished or still going on, or a comparison.
 
     Args:
       run_dir: the folder.
       changed_code: whether models are made if your own files have changed since.
+      round: the round whose models are meant, by default that of the last checkpoint; "best" is that of the
+        best accuracy on validation rows. A run keeps its last `keep_checkpoints`.
 
     Returns:
       For a run a `Loaded`: accuracies and losses as arrays, ``models[3].predict(images)``, what the method
@@ -262,10 +267,10 @@ def load(run_dir: str | Path, changed_code: bool = False) -> Loaded | Comparison
       JaxflError: if the folder holds neither, or its files are damaged.
     """
     folder = as_path(run_dir)
-    stated("jaxfl.load", ChangedCode, changed_code=changed_code)
+    how = stated("jaxfl.load", ChangedCode, Evaluation, changed_code=changed_code, round=round)
     if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
-        return comparison.load(folder, changed_code)
-    return runs_by_folder.load(folder, changed_code)
+        return comparison.load(folder, **how)
+    return runs_by_folder.load(folder, **how)
 
 
 def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:

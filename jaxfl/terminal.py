@@ -129,8 +129,8 @@ def few(names: Iterable[str]) -> str:
 def print_result(result: dict, folder: Path) -> None:
     """Print the result of a run."""
     OUT.print(as_text(tabulate([(result["method"], result)]), OUT.width))
-    if result.get("stopped_at_target"):
-        OUT.print(f"It has stopped after round {result['rounds']}, where all targets were reached.")
+    if result.get("stopped"):
+        OUT.print(f"It has stopped after round {result['rounds']}: {result['stopped']}.")
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in result["seconds"].items())
     pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
     OUT.print(f"{folder}: result.json, metrics.jsonl, clients.csv, {pictures} ({parts})")

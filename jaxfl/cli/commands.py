@@ -15,6 +15,7 @@ from jaxfl.config.commands import (
     Columns,
     Continuation,
     Data,
+    Evaluation,
     Export,
     Flower,
     Formats,
@@ -219,10 +220,12 @@ def _resume(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    name, (wanted, code) = _named(arguments, "export", "RUN", export=Export(), code=ChangedCode())
+    others = {"export": Export(), "evaluation": Evaluation(), "code": ChangedCode()}
+    name, (wanted, evaluation, code) = _named(arguments, "export", "RUN", **others)
     if wanted.out is None:
         raise JaxflError(f"Say where to write: jaxfl export {name} --out FOLDER.")
-    print_exported(load(Path(name), code.changed_code).export(wanted.out, wanted.client or None))
+    run = load(Path(name), code.changed_code, evaluation.round)
+    print_exported(run.export(wanted.out, wanted.client or None))
 
 
 def _flower(arguments: list[str]) -> None:

@@ -156,6 +156,15 @@ class Repetition:
 
 
 @dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The evaluation whose models are meant."""
+
+    round: int | Literal["best"] | None = None
+    """A round with a checkpoint, by default the last; best: the one with the best accuracy on validation rows
+    (--validation-fraction). A run keeps its last --keep-checkpoints."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Export:
     """The models to write, and their folder."""
 
@@ -181,8 +190,8 @@ class Flower:
     out: Path | None = None
     """A new or empty folder."""
     after: int | None = None
-    """Rounds of the run that are done: by default those of its newest checkpoint; 0 begins again from its
-    initial weights."""
+    """Rounds of the run that are done: those of one of its checkpoints, by default the newest; 0 begins again
+    from its initial weights."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -119,6 +119,10 @@ class RunOptions:
     was sent, computed and waited for until then."""
     stop_at_target: bool = False
     """End the run at the evaluation at which all targets are reached."""
+    patience: int | None = within("[1, inf)", None)
+    """End the run after so many evaluations in a row that are no better than the best one before: by accuracy
+    on validation rows, or without any by training loss. The models of the best one can be had (--round best)
+    if --keep-checkpoints is larger."""
     device_profile: tuple[str, ...] = ()
     """Speed of clients' devices, for a simulated wall clock: architecture=FLOPS:BYTES for each, operations
     and bytes per second, such as lenet5=1e9:1e6."""
@@ -134,6 +138,11 @@ class RunOptions:
     seed: int = within("[0, 4294967295]", 0)
     """Seed of initial weights, client sampling and mini-batches."""
 
+    @property
+    def stops_early(self) -> bool:
+        """Whether the run may end before its last round."""
+        return self.stop_at_target or self.patience is not None
+
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
@@ -144,7 +153,8 @@ class MachineOptions:
     checkpoint_every: int | None = within("[1, inf)", None)
     """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
     keep_checkpoints: int = within("[1, inf)", 2)
-    """Number of newest checkpoints that are kept: if one is damaged, a resume takes the one before."""
+    """Number of newest checkpoints that are kept: if one is damaged, a resume takes the one before, and the
+    models of each can be loaded and exported (--round)."""
     clients_at_once: int | None = within("[1, inf)", None)
     """Clients of a group that train side by side on a device; by default 1 on a CPU, all elsewhere."""
     devices: int | None = within("[1, inf)", None)

@@ -106,10 +106,10 @@ def compare(
     check_folder(folder, planned, beside)
     check_code(folder, mine, changed_code, observer.warned)
 
-    def watch(run, new, tell=observer.progressed):
-        entry = mine[run]
+    def watch(run, new, kept=False):
+        entry, tell = mine[run], observer.kept if kept else observer.progressed
         tell(f"{entry.variant.label}, {_draw_in_words(entry, partition_seeds > 1)}", new)
-        if tell is not observer.kept:  # a run that had finished was logged then
+        if not kept:  # a run that had finished was logged then
             follow(run, new)
 
     if not mine:
@@ -162,7 +162,7 @@ def _run_partitions(
             if stop := request.made:
                 raise _stopped(folder, planned, stop)
             if all(has_finished(run, entry) for run, entry in these.items()):  # no data are needed
-                errors |= _kept(these, watch, observer)
+                errors |= _kept(these, watch)
                 left -= len(these)
                 continue
             setup = setup.replace(partition_seed=number)
@@ -209,12 +209,12 @@ def _data_of(planned: Runs, setup: Setup, source: Source, select: str) -> tuple[
     return data, saved
 
 
-def _kept(planned: Runs, watch: Callable, observer: Observer) -> dict[Path, JaxflError]:
+def _kept(planned: Runs, watch: Callable) -> dict[Path, JaxflError]:
     """Watch runs that have finished; return the error of each that cannot be read."""
     errors = {}
     for run in planned:
         try:
-            watch(run, store.read_finished(run)[1], observer.kept)
+            watch(run, store.read_finished(run)[1], kept=True)
         except JaxflError as error:
             errors[run] = error
     return errors
@@ -346,7 +346,7 @@ def _run_all(
         try:
             require_own(run, entry)
             if store.holds(run, store.RESULT):
-                watch(run, store.read_finished(run)[1], observer.kept)
+                watch(run, store.read_finished(run)[1], kept=True)
                 continue
             if store.holds(run, store.CONFIG):
                 machine = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir")}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.runs import store
@@ -72,17 +72,18 @@ class Comparison(NamedTuple):
         return table
 
 
-def load(folder: Path, changed_code: bool = False) -> Comparison:
+def load(folder: Path, changed_code: bool = False, round: Any = None) -> Comparison:
     """Open the folder of a comparison, ended or still going on; nothing is written.
 
     Args:
       folder: the comparison's folder.
       changed_code: see `Loaded`.
+      round: see `Loaded`.
 
     Raises:
       JaxflError: if a run in it is damaged.
     """
-    opened = [open_run(run, changed_code) for run in store.runs_in(folder)]
+    opened = [open_run(run, changed_code, round) for run in store.runs_in(folder)]
     return Comparison(folder, table_of(folder), by_label(opened), store.end_of(folder).get("failures", []))
 
 

@@ -130,7 +130,8 @@ def experiment(config: dict) -> dict:
     options = defaults | config["options"]
     partition = {name: options[name] for name in ("partition", "test", "test_fraction")}
     options["test"] = rule_of_test(PartitionOptions(**partition))  # earlier runs kept "auto"
-    options["stop_at_target"] &= not config.get("beyond_target", False)
+    if config.get("beyond_target", False):
+        options |= {"stop_at_target": False, "patience": None}
     incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
     options = {name: value for name, value in options.items() if name not in incidental}
     # Methods that came as Python objects are known only by their label.

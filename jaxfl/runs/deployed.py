@@ -24,7 +24,7 @@ from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
 from jaxfl.runs import code, store
 from jaxfl.runs.config import restore, restore_setup
-from jaxfl.runs.job import at_rest, newest_state
+from jaxfl.runs.job import at_rest, saved_state
 from jaxfl.runs.observer import ONLY_WARNINGS
 from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
 from jaxfl.runs.variant import Variant
@@ -52,7 +52,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Deployed:
-    """The model that a client of a run deploys, after the run's last checkpoint.
+    """The model that a client of a run deploys, after one of the run's checkpoints.
 
     Attributes:
       client: id of the client.
@@ -239,7 +239,7 @@ def _taps(model: Model, weights, _, x):
 
 
 class Opened(NamedTuple):
-    """A run's last checkpoint, and what is needed to interpret it.
+    """A run's checkpoint, and what is needed to interpret it.
 
     Args:
       config: the run's configuration.
@@ -268,9 +268,9 @@ class Models(Sequence[Deployed]):
     The data set must be available only for a method that fits what clients deploy to their images.
     """
 
-    def __init__(self, folder: Path, variant: Variant | None, changed_code: bool):
+    def __init__(self, folder: Path, variant: Variant | None, changed_code: bool, rounds: int | None = None):
         """See `jaxfl.runs.load.Loaded`."""
-        self.folder, self._variant, self._changed_code = folder, variant, changed_code
+        self.folder, self._variant, self._changed_code, self._rounds = folder, variant, changed_code, rounds
         self._clients = len(store.read_partition(folder).train)
         self._data = False  # whether to read the data set
         self._opened: Opened | None = None
@@ -279,7 +279,7 @@ class Models(Sequence[Deployed]):
     def opened(self) -> Opened:
         """The checkpoint from which the models are made."""
         if self._opened is None:
-            self._opened = opened(self.folder, self._variant, self._changed_code, self._data)
+            self._opened = opened(self.folder, self._variant, self._changed_code, self._data, self._rounds)
         return self._opened
 
     def __len__(self) -> int:
@@ -332,14 +332,17 @@ class Models(Sequence[Deployed]):
         return Deployed(client, run.federation.models[g], run.images, relabel, accuracy, predictor)
 
 
-def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool) -> Opened:
-    """Read a run's last checkpoint.
+def opened(
+    folder: Path, variant: Variant | None, changed_code: bool, data: bool, rounds: int | None = None
+) -> Opened:
+    """Read a run's checkpoint.
 
     Args:
       folder: the run's folder.
       variant: its method if that is an object; by default it is found again.
       changed_code: whether the user's own files may have changed.
       data: whether to read the data set.
+      rounds: number of rounds done; by default those of the newest checkpoint.
     """
     config, metrics = store.read_config(folder), store.read_metrics(folder)
     then = code.latest(folder, config, metrics)
@@ -363,7 +366,7 @@ def opened(folder: Path, variant: Variant | None, changed_code: bool, data: bool
         described = config["data"]
         federation = prepare_without_data(setup, described, partition, folder)
 
-    done, state = newest_state(folder, config, variant, setup, federation)
+    done, state = saved_state(folder, config, variant, setup, federation, rounds)
     if not done:
         raise JaxflError(
             f"{folder} has no checkpoint yet; its models are available after the first evaluation."

@@ -22,7 +22,7 @@ from jaxfl.models.model import Model
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
 from jaxfl.runs import code, store
 from jaxfl.runs.config import restore
-from jaxfl.runs.job import at_rest, newest_state
+from jaxfl.runs.job import at_rest, saved_state
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data, prepare
 
@@ -119,7 +119,7 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
         ONLY_WARNINGS.warned(f"{changed[0]} has changed since {folder} was computed; its weights may differ.")
     setup, variant = restore(folder, config)
     federation = prepare(setup.replace(devices=None, clients_at_once=None), folder).federation
-    done, state = newest_state(folder, config, variant, setup, federation)
+    done, state = saved_state(folder, config, variant, setup, federation)
     if not done:
         raise JaxflError(f"{folder} has no checkpoint yet; wait for its first one, or name another run.")
     key, rounds = jax.random.key(setup.run.seed), setup.run.rounds

@@ -80,10 +80,15 @@ def form_of_state(variant: Variant, setup: Setup, federation: Federation):
     return jax.eval_shape(variant.programs.algorithm.init, key, federation, hyper)
 
 
-def newest_state(
-    folder: Path, config: dict, variant: Variant, setup: Setup, federation: Federation
+def saved_state(
+    folder: Path,
+    config: dict,
+    variant: Variant,
+    setup: Setup,
+    federation: Federation,
+    rounds: int | None = None,
 ) -> tuple[int, Any]:
-    """Load a run's newest checkpoint, see `checkpoint.newest`.
+    """Load a run's newest checkpoint, see `checkpoint.newest`, or that of a certain round.
 
     Args:
       folder: the run's folder.
@@ -91,9 +96,21 @@ def newest_state(
       variant: its method.
       setup: its options.
       federation: its clients, perhaps without data.
+      rounds: number of rounds done; by default those of the newest checkpoint that can be read.
+
+    Raises:
+      JaxflError: as `checkpoint.newest`, or if there is no checkpoint of that round.
     """
     like = partial(form_of_state, variant, setup, federation)
-    return checkpoint.newest(folder, len(store.read_metrics(folder)), like, store.fingerprint(config))
+    done, mark = len(store.read_metrics(folder)), store.fingerprint(config)
+    if rounds is None:
+        return checkpoint.newest(folder, done, like, mark)
+    if rounds not in (saved := checkpoint.saved(folder, done)):
+        raise JaxflError(
+            f"{folder} has no checkpoint of round {rounds}, only of {', '.join(map(str, saved)) or 'none'}; "
+            "a run keeps more of them with --keep-checkpoints."
+        )
+    return rounds, checkpoint.load(folder, rounds, like(), mark)
 
 
 def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) -> Any:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from jaxfl.runs.export import export
 from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.log import scalars
 from jaxfl.runs.prepare import draw_shift, recorded_moments, same_source
+from jaxfl.runs.result import best
 from jaxfl.runs.variant import Variant
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Loaded:
       result: the summary, see `jaxfl.runs.result.result`; None for an unfinished run.
       variant: the method, if it is an object that cannot be found again by its name.
       changed_code: whether to make models although your own files have changed since.
+      round: the round whose models, matrices and embeddings are meant, by default that of the last
+        checkpoint; "best" is that of the best accuracy on validation rows.
     """
 
     folder: Path
@@ -60,6 +63,7 @@ class Loaded:
     result: dict | None
     variant: Variant | None = None
     changed_code: bool = False
+    round: int | Literal["best"] | None = None
 
     def __repr__(self) -> str:
         """Return a line of text with label, seed, progress and folder."""
@@ -111,13 +115,13 @@ class Loaded:
 
     @property
     def matrices(self) -> dict[str, np.ndarray]:
-        """The method's matrices of pairs of clients, {name: (N, N)}, after the last checkpoint."""
-        return store.newest_about_clients(self.folder, "matrices")
+        """The method's matrices of pairs of clients, {name: (N, N)}, after the last checkpoint or `round`."""
+        return store.read_about_clients(self.folder, "matrices", self._round)
 
     @property
     def embeddings(self) -> dict[str, np.ndarray]:
-        """The method's vectors of clients, {architecture: (n, d)}, after the last checkpoint."""
-        return store.newest_about_clients(self.folder, "embeddings")
+        """The method's vectors of clients, {architecture: (n, d)}, after the last checkpoint or `round`."""
+        return store.read_about_clients(self.folder, "embeddings", self._round)
 
     @property
     def findings(self) -> dict[str, dict[str, np.ndarray] | list]:
@@ -170,8 +174,11 @@ class Loaded:
 
     @functools.cached_property
     def models(self) -> Models:
-        """The models that clients deploy after the last checkpoint: ``models[3].predict(images)``."""
-        return Models(self.folder, self.variant, self.changed_code)
+        """The models that clients deploy after the last checkpoint or `round`: ``models[3].predict(images)``.
+
+        They are made when they are asked for, which fails if there is no checkpoint of that round.
+        """
+        return Models(self.folder, self.variant, self.changed_code, self._round)
 
     def export(self, folder: str | Path, clients: Sequence[int] | None = None) -> list[Path]:
         """Write models as safetensors, with a card that says what they are and how to use them.
@@ -220,6 +227,12 @@ class Loaded:
             }
         )
 
+    @property
+    def _round(self) -> Any:
+        """The number of the round that is meant; None for that of the last checkpoint."""
+        chosen = self.round == "best" and self.metrics
+        return best(self.config["label"], self.metrics)["round"] if chosen else self.round
+
     def _accuracies(self, key: str) -> Accuracies:
         scored = [record for record in self.metrics if key in record]
         clients = sum(model["clients"] for model in self.config["models"])
@@ -230,15 +243,15 @@ class Loaded:
         )
 
 
-def load(folder: Path, changed_code: bool = False) -> Loaded:
-    """Open the folder of a run, finished or still going on.
+def load(folder: Path, changed_code: bool = False, round: int | Literal["best"] | None = None) -> Loaded:
+    """Open the folder of a run, finished or still going on; see `Loaded`.
 
     Raises:
       JaxflError: if the folder holds no run, or its files are damaged.
     """
     folder = folder.absolute()  # the working directory may change before all of it is read
-    config = store.read_config(folder)
+    config, how = store.read_config(folder), {"changed_code": changed_code, "round": round}
     if not store.holds(folder, store.RESULT):
-        return Loaded(folder, config, store.read_metrics(folder), None, changed_code=changed_code)
+        return Loaded(folder, config, store.read_metrics(folder), None, **how)
     result, metrics = store.read_finished(folder)
-    return Loaded(folder, config, metrics, result, changed_code=changed_code)
+    return Loaded(folder, config, metrics, result, **how)

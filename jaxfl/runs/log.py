@@ -71,9 +71,19 @@ def _opens(kind: str | Callable) -> Open:
     @contextlib.contextmanager
     def open_(folder: Path, config: dict) -> Iterator[Write]:
         def write(record):
-            with own_code():
-                found(folder, copy.deepcopy(record))  # a copy, which it may change
+            try:
+                with own_code():
+                    found(folder, copy.deepcopy(record))  # a copy, which it may change
+            except Exception as error:
+                if _reason(error) not in told:
+                    told.add(_reason(error))
+                    warnings.warn(
+                        f"The log {_name(kind)} of {folder} has failed for round {record['round']} "
+                        f"({_reason(error)}); the run goes on, and the log with its next record.",
+                        stacklevel=2,
+                    )
 
+        told = set()
         yield write
 
     return open_
@@ -82,7 +92,7 @@ def _opens(kind: str | Callable) -> Open:
 def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, list[dict], None]:
     """Write the records that this generator is sent to a run's log, up to those of the last round.
 
-    An error in the log ends it with a warning, and not the run.
+    An error of a package ends its log with a warning, and not the run.
     """
     metrics = []
     try:
@@ -93,12 +103,15 @@ def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, 
                     write(record)
                 metrics += new
     except Exception as error:  # whatever its package raises
-        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         warnings.warn(
-            f"The log {name} of {folder} has stopped ({reason}); the run goes on, and its metrics.jsonl "
-            "has all that the log lacks.",
+            f"The log {name} of {folder} has stopped ({_reason(error)}); the run goes on, and its "
+            "metrics.jsonl has all that the log lacks.",
             stacklevel=2,
         )
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def scalars(record: dict) -> dict[str, float]:

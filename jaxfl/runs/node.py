@@ -24,7 +24,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
 
     Args:
       folder: the run's folder.
-      after: number of rounds done: that of the newest checkpoint, which is the default, or 0.
+      after: number of rounds done: that of a checkpoint, by default the newest one, or 0.
 
     Returns:
       The run with the state after these rounds, and what the server averages.
@@ -33,7 +33,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
       JaxflError: if there is no such state, the run has several architectures, or its method needs more than
         a server that averages.
     """
-    run = opened(folder, None, changed_code=False, data=False)
+    run = opened(folder, None, changed_code=False, data=False, rounds=after or None)
     run = run._replace(state=all_of(run.state))
     algorithm, label, models = run.variant.algorithm, run.variant.label, run.federation.models
     if len(models) > 1:
@@ -49,13 +49,10 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
         )
     if not sent_to_all(algorithm.averaged, run.state):
         raise JaxflError(f"{label} sends nothing; choose a method whose clients share something.")
-    done = run.record["round"]
     if after == 0:
         federation, _ = started(run.federation, run.setup, folder, ONLY_WARNINGS)
         key = jax.random.key(run.setup.run.seed)
         run = run._replace(state=initial_state(run.variant.programs, federation, run.variant.config, key))
-    elif after not in (None, done):
-        raise JaxflError(f"{folder} has no state after {after} rounds; choose that after {done}, or after 0.")
     return run, algorithm.averaged
 
 

@@ -148,7 +148,7 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
             )
         if differing := _differing(run, planned[run]):
             has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
-            if has != wanted and len(differing) == 1 and not planned[run].setup.run.stop_at_target:
+            if has != wanted and len(differing) == 1 and not planned[run].setup.run.stops_early:
                 if has < wanted:
                     continue
                 raise JaxflError(

@@ -15,7 +15,7 @@ from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.runs.code import history
 from jaxfl.runs.scores import accuracy, each_present, of_present, of_teachers
-from jaxfl.runs.target import by_target
+from jaxfl.runs.target import by_target, stops
 
 MOMENTS = ("received", "trained", "personal")  # of a round, at which clients' models can be scored
 
@@ -251,12 +251,21 @@ def selected(result: dict, metrics: list[dict], select: str) -> dict:
     """
     if select == "last":
         return result
+    record = best(result["method"], metrics)
+    return result | {name: record[name] for name in ("accuracy", "received")}
+
+
+def best(label: str, metrics: list[dict]) -> dict:
+    """Return the record of the first evaluation with the best accuracy on validation rows.
+
+    Raises:
+      JaxflError: naming the run's label, if clients have no validation rows.
+    """
     scored = [record for record in metrics if "accuracy" in record]
     validations = [record["accuracy"]["validation"] for record in scored]
     if None in validations:
-        raise JaxflError(f"{result['method']}: {NO_VALIDATION}")
-    best = scored[int(np.argmax(validations))]
-    return result | {name: best[name] for name in ("accuracy", "received")}
+        raise JaxflError(f"{label}: {NO_VALIDATION}")
+    return scored[int(np.argmax(validations))]
 
 
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:
@@ -266,8 +275,8 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
     validation accuracy, and the best on test data (for comparison with papers that report that). If cohorts
     are scored, also their pooled accuracy before local training, mean of the last ten rounds (FedCMD's
     figure). cohort: all scores of cohorts, if any, means of these rounds. lost_answers: their number, None if
-    none can be lost. targets: see `jaxfl.runs.target.by_target`. stopped_at_target: whether the run ended
-    early because all of them were reached. code: every code of the run with its first round, see
+    none can be lost. targets: see `jaxfl.runs.target.by_target`. stopped: why the run ended early, see
+    `jaxfl.runs.target.stops`; None if it did not. code: every code of the run with its first round, see
     `jaxfl.runs.code`.
     """
     scored = [record for record in metrics if "accuracy" in record]
@@ -297,7 +306,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         else None,
         "lost_answers": sum(len(record["lost"]) for record in metrics) if "lost" in metrics[0] else None,
         "targets": by_target(metrics, config["options"].get("target", ())),
-        "stopped_at_target": metrics[-1]["round"] < config["options"]["rounds"],
+        "stopped": stops(config, metrics) if metrics[-1]["round"] < config["options"]["rounds"] else None,
         "findings": next((r["findings"] for r in reversed(metrics) if r.get("findings")), None),
         "seconds": {key: sum(part.get(key, 0.0) for part in timed) for key in timed[-1]},
         "compilations": compilations,

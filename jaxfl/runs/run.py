@@ -15,7 +15,7 @@ from jaxfl.runs import checkpoint, code, store
 from jaxfl.runs.config import described, restore
 from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
-from jaxfl.runs.job import fit_to_machine, job_of, newest_state
+from jaxfl.runs.job import fit_to_machine, job_of, saved_state
 from jaxfl.runs.lengthen import lengthen
 from jaxfl.runs.log import Log
 from jaxfl.runs.moved_paths import moved
@@ -86,7 +86,7 @@ def repeat(old: Path, folder: Path | None = None, seed: int | None = None, **opt
     setup, variant = restore(old, config)
     setup = setup if seed is None else setup.replace(seed=seed)
     if config.get("beyond_target", False):
-        setup = setup.replace(stop_at_target=False)
+        setup = setup.replace(stop_at_target=False, patience=None)
     if files := code.changed(code.latest(old, config, store.read_metrics(old))):
         options.get("observer", ONLY_WARNINGS).warned(
             f"{files[0]} has changed since {old} was computed (a copy from then is in {old}/code); this run "
@@ -239,7 +239,7 @@ def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Call
       JaxflError: if there are checkpoints and none can be read, or one belongs to another configuration.
     """
     config = store.read_config(folder)
-    done, state = newest_state(folder, config, variant, setup, data.federation)
+    done, state = saved_state(folder, config, variant, setup, data.federation)
     now = code.present(moved(folder, config, code=True))
     agree("checkpoints", done)
     agree("code", now)

@@ -179,7 +179,7 @@ def _meter(programs: Programs, seconds: float) -> Callable[[], float]:
 
 
 def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:
-    """Write down a chunk of the job's run number `i`, and a checkpoint if one is due.
+    """Write down a chunk of the job's run number `i`, and a checkpoint if one is due; then tell watchers.
 
     Raises:
       JaxflError: if the run has diverged.
@@ -189,14 +189,16 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
     if ends and np.concatenate(job.federation.newcomers).any() and not diverged:
         diverged = _let_join(job, i, chunk.state, run.done + len(new) - 1, new[-1])
     _record(job, run, new)
-    if diverged:
-        raise _divergence(run, *diverged)
-    if stop or ends or run.done % (run.machine.checkpoint_every or job.eval_every) == 0:
+    due = stop or ends or run.done % (run.machine.checkpoint_every or job.eval_every) == 0
+    if due and not diverged:
         # Before the checkpoint: a resume writes nothing of earlier rounds.
         for kind, arrays in _about_clients(job, chunk.state).items():
             store.write_about_clients(run.folder, kind, run.done, job.federation.fetch(arrays))
         mark = store.fingerprint(run.config)
         checkpoint.save(run.folder, run.done, chunk.state, mark, run.machine.keep_checkpoints)
+    run.watch(new)  # last: a log may load the models that its records are about
+    if diverged:
+        raise _divergence(run, *diverged)
 
 
 def _record(job: Job, run: Run, new: list[dict]) -> None:
@@ -209,7 +211,6 @@ def _record(job: Job, run: Run, new: list[dict]) -> None:
         new[0]["devices"] = job.federation.devices
     store.append_metrics(run.folder, new)
     run.metrics.extend(new)
-    run.watch(new)
 
 
 def _divergence(run: Run, round_: int, client: int, what: str) -> JaxflError:

@@ -100,7 +100,7 @@ RESULT = {
     "newcomers?": NEWCOMERS,
     "lost_answers?": int | None,
     "targets?": {"*": TARGET},
-    "stopped_at_target?": bool,
+    "stopped?": str | None,
     "seconds": {"*": NUMBER},
     "code": [CODE],
 }

@@ -376,16 +376,11 @@ def write_about_clients(folder: Path, kind: str, rounds: int, arrays: dict[str, 
 
 
 @reads
-def read_about_clients(folder: Path, kind: str, rounds: int) -> dict[str, np.ndarray]:
-    """Read what `write_about_clients` wrote."""
-    return npz.read(folder / kind / f"{rounds}.npz", required=())
-
-
-@reads
-def newest_about_clients(folder: Path, kind: str) -> dict[str, np.ndarray]:
-    """Return the matrices or embeddings of the last checkpoint that has some; none if the method has none."""
+def read_about_clients(folder: Path, kind: str, rounds: int | None = None) -> dict[str, np.ndarray]:
+    """Read what `write_about_clients` wrote, by default last; nothing if the method has none."""
     numbers = [int(path.stem) for path in (folder / kind).glob("*.npz") if path.stem.isdecimal()]
-    return npz.read(folder / kind / f"{max(numbers)}.npz", required=()) if numbers else {}
+    last = max(numbers, default=0) if rounds is None else rounds
+    return npz.read(folder / kind / f"{last}.npz", required=()) if numbers else {}
 
 
 @reads

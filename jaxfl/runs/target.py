@@ -1,6 +1,8 @@
-"""Costs of a run until it first reaches a target accuracy, from only its metrics."""
+"""What a run spends until it first reaches a target accuracy, and where it stops, from only its metrics."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from jaxfl.errors import JaxflError
 
@@ -29,16 +31,34 @@ def by_target(metrics: list[dict], targets: Sequence[float]) -> dict[str, dict]:
     return {str(target): _spent(metrics, _reaching(metrics, target)) for target in targets}
 
 
-def reached(metrics: list[dict], targets: Sequence[float]) -> bool:
-    """Return whether a run has reached all targets."""
-    return all(_reaching(metrics, target) for target in targets)
+def stops(config: dict, metrics: list[dict]) -> str:
+    """Return why a run of this configuration ends here, before its last round; nothing if it does not."""
+    options, patience = config["options"], config["options"].get("patience")
+    if config.get("beyond_target", False):  # it has been made longer
+        return ""
+    if options.get("stop_at_target", False) and all(_reaching(metrics, goal) for goal in options["target"]):
+        return "all targets were reached"
+    if patience and (worse := _evaluations_since_best(metrics)) >= patience:
+        return f"the last {worse} evaluations were not better than the best one before"
+    return ""
 
 
-def stops(config: dict, metrics: list[dict]) -> bool:
-    """Return whether a run of this configuration ends here, at its targets."""
-    options = config["options"]
-    wanted = options.get("stop_at_target", False) and not config.get("beyond_target", False)
-    return wanted and reached(metrics, options["target"])
+def _evaluations_since_best(metrics: list[dict]) -> int:
+    """Return how many evaluations followed the best one: by validation rows, without any by training loss.
+
+    That loss is the mean over the rounds since the evaluation before.
+    """
+    scored = [record for record in metrics if "accuracy" in record]
+    values = [record["accuracy"]["validation"] for record in scored]
+    if None in values:
+        ends = [0, *(record["round"] for record in scored)]
+        values = [-_mean_loss(metrics[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    return len(values) - 1 - int(np.argmax(values)) if values else 0
+
+
+def _mean_loss(records: list[dict]) -> float:
+    known = [record["loss"] for record in records if record["loss"] is not None]
+    return float(np.mean(known)) if known else np.inf
 
 
 def _reaching(metrics: list[dict], target: float) -> int | None:

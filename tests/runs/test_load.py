@@ -39,9 +39,10 @@ def begun(folder, method, *options):
     return jaxfl.load(folder / "run")
 
 
-def assert_as_scored(run):
-    """Assert that every client's model has the accuracy that the run has recorded for this client."""
-    for model, rows, share in zip(run.models, run.partition.test, run.personal.per_client[-1], strict=True):
+def assert_as_scored(run, recorded=None):
+    """Assert that every client's model has the accuracy recorded for this client, by default at the end."""
+    recorded = run.personal.per_client[-1] if recorded is None else recorded
+    for model, rows, share in zip(run.models, run.partition.test, recorded, strict=True):
         assert (model.predict(SOURCE.images[rows]) == SOURCE.labels[rows]).mean() == share == model.accuracy
 
 
@@ -145,6 +146,37 @@ def test_missing_clients_data_and_checkpoints_are_refused(run, tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(JaxflError, match="has no checkpoint yet"):
         jaxfl.load(tmp_path / "run").models[0]
+
+
+def test_models_of_any_evaluation_and_those_that_a_log_sees_are_as_scored(tmp_path, monkeypatch):
+    """A log loads the models of its record: before a stop, after it, and of seeds that are one program."""
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def log(folder, record):
+        if "accuracy" in record:
+            assert_as_scored(jaxfl.load(folder, round=record["round"]), record["accuracy"]["per_client"])
+            seen.append(record["round"])
+
+    options = {"models": ["mlp,hidden=3", "mlp,hidden=4"], "clients": 4, "lr": 0.3, "epochs": 3, "rounds": 6}
+    options |= {"partition": "classes,classes_per_client=2,samples_per_client=10", "eval_every": 2}
+    np.savez("tiny.npz", images=SOURCE.images, labels=SOURCE.labels, split=SOURCE.train)
+    options |= {"dataset": "tiny.npz", "validation_fraction": 0.4, "run_dir": tmp_path / "runs"}
+    made = jaxfl.compare("fedper", seeds=2, keep_checkpoints=2, log=log, quiet=True, **options)
+    assert not made.failures
+    assert seen == [2, 2, 4, 4, 6, 6]
+    for (_, seed), run in made.runs.items():
+        validated = [record["accuracy"]["validation"] for record in run.metrics if "accuracy" in record]
+        best = [2, 4, 6][int(np.argmax(validated))]
+        for number in (4, 6):
+            at = jaxfl.load(run.folder, round=number)
+            assert_as_scored(at, run.personal.per_client[number // 2 - 1])
+        chosen = jaxfl.load(tmp_path / "runs", round="best").runs["fedper", seed]
+        if best == 2:
+            with pytest.raises(JaxflError, match=r"no checkpoint of round 2, only of 4, 6; .*--keep-check"):
+                chosen.models[0]
+        else:
+            assert_as_scored(chosen, run.personal.per_client[best // 2 - 1])
 
 
 @pytest.mark.parametrize("words", [("local", "--client-state", "host"), ("draftfed", "--labels", "unified")])

@@ -62,9 +62,14 @@ def federated(folder, after, rounds):
     ],
 )
 def test_nodes_and_a_mean_compute_the_rounds_of_a_run(run, method, options):
-    """From a run's first weights, nodes and a mean reach its shared leaves, personal leaves and scores."""
+    """From a run's first weights or a checkpoint, nodes and a mean reach its leaves and scores."""
     folder = run(method, *options)
-    sent, kept, scores = federated(folder, 0, ROUNDS)
+    for after in (ROUNDS - 1, 0):
+        reaches_the_run(folder, method, *federated(folder, after, ROUNDS - after))
+
+
+def reaches_the_run(folder, method, sent, kept, scores):
+    """Assert that these shared leaves, personal leaves and scores are those after the run's last round."""
     opened, averaged = nodes.opened_at(folder)
     unequal = len({len(rows) for rows in opened.partition.train}) > 1  # otherwise weights do not matter
     assert unequal == (method != "fedrod")
@@ -98,8 +103,8 @@ def test_methods_say_whether_their_server_only_averages():
 
 def test_what_nodes_cannot_do_is_refused_in_a_sentence(run, monkeypatch):
     folder = run("fedper")
-    with pytest.raises(JaxflError, match=r"has no state after 2 rounds; choose that after 3, or after 0"):
-        nodes.opened_at(folder, 2)
+    with pytest.raises(JaxflError, match="has no checkpoint of round 1, only of 2, 3; a run keeps"):
+        nodes.opened_at(folder, 1)
     with pytest.raises(JaxflError, match="There is no client 3; .* has clients 0 to 2"):
         nodes.node(folder, 3, 0)
     images, labels = np.zeros((4, 8, 8, 1), np.uint8), np.zeros(4, np.int32)

@@ -11,7 +11,7 @@ import jaxfl
 from jaxfl import cli
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.config import experiment
-from jaxfl.runs.target import by_target, reached
+from jaxfl.runs.target import by_target, stops
 
 ROUNDS = 8
 FEDERATION = (
@@ -45,7 +45,29 @@ TIMED = [record(1, 0.1, simulated_seconds=2.0), record(2, 0.3, simulated_seconds
 )
 def test_costs_count_up_to_the_first_evaluation_that_reaches_a_target(metrics, target, expected):
     assert by_target(metrics, [target]) == {str(target): NOTHING | expected}
-    assert reached(metrics, [target]) == bool(expected)
+    assert bool(stops({"options": {"stop_at_target": True, "target": [target]}}, metrics)) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("losses", "validations", "worse"),
+    [  # losses of every round, validation accuracies of every second one
+        ([9, 8, 7, 6], [0.5, 0.4], 1),
+        ([9, 8, 7, 6, 5, 4], [0.5, 0.5, 0.5], 2),  # equally good is not better
+        ([9, 8, 7, 6, 5, 4], [0.5, 0.4, 0.6], 0),
+        ([3, 3, 2, None, 1, 4], [None] * 3, 1),  # means 3, 2 and 2.5
+        ([None, None, 2, 1], [None] * 2, 0),
+        ([], [], 0),
+    ],
+)
+def test_patience_counts_the_evaluations_since_the_best_one(losses, validations, worse):
+    rounds = [{"round": i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    for of_round, validation in zip(rounds[1::2], validations, strict=True):
+        of_round["accuracy"] = {"validation": validation}
+    for patience in (1, 2, 3):
+        stopped = stops({"options": {"patience": patience}}, rounds)
+        assert bool(stopped) == (worse >= patience)
+        assert f"the last {worse} evaluations" in stopped or not stopped
+    assert not stops({"options": {"patience": 1}, "beyond_target": True}, rounds)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +101,8 @@ def test_a_run_stops_at_its_last_target(whole, stopped):
     assert metrics(stopped / "run") == metrics(full)[:end]
     assert checkpoint.saved(stopped / "run")[-1] == end
     outcome = result(stopped / "run")
-    assert outcome["stopped_at_target"] and outcome["rounds"] == end and not result(full)["stopped_at_target"]
+    assert (outcome["stopped"], outcome["rounds"]) == ("all targets were reached", end)
+    assert result(full)["stopped"] is None
     first, later = (outcome["targets"][str(target)] for target in targets)
     assert (first["round"], later["round"]) == (2, end)
     assert (
@@ -106,7 +129,7 @@ def test_a_run_can_be_lengthened_beyond_the_target(whole, stopped, tmp_path):
     cli.main(["resume", str(longer), "--rounds", str(ROUNDS)])
     assert metrics(longer) == metrics(full)
     outcome = result(longer)
-    assert not outcome["stopped_at_target"] and outcome["targets"] == result(stopped / "run")["targets"]
+    assert outcome["stopped"] is None and outcome["targets"] == result(stopped / "run")["targets"]
     assert jaxfl.resume(longer).result["rounds"] == ROUNDS
     went_on, ended = (experiment(store.read_config(run)) for run in (longer, stopped / "run"))
     assert (went_on["stop_at_target"], ended["stop_at_target"]) == (False, True)  # not averaged as seeds

@@ -186,16 +186,18 @@ def test_a_log_that_fails_does_not_end_the_run(stopped, biases, monkeypatch, of,
 
 
 def test_a_users_log_function_gets_every_record(stopped):
-    """The function gets records from before a resume, too; a warning names the line of one that fails."""
-    seen, losses = [], []
+    """The function gets records from before a resume, too; one warning names the line of one that fails."""
+    seen, losses, failed = [], [], []
 
     def fails(folder, record):
+        failed.append(record["round"])
         raise KeyError("mine")
 
     def takes(folder, record):
         losses.append(record.pop("loss"))
 
-    with pytest.warns(UserWarning, match=r"The log fails of .*test_watch.py, line \d+, in fails: KeyError"):
+    line = r"The log fails of .*test_watch.py, line \d+, in fails: KeyError"
+    with pytest.warns(UserWarning, match=line) as warned:
         logs = [
             fails,
             takes,
@@ -206,6 +208,7 @@ def test_a_users_log_function_gets_every_record(stopped):
     for folder in (stopped, None):
         assert [record for of, record in seen if of == folder] == metrics(stopped)
     assert losses == [record["loss"] for record in metrics(stopped)]
+    assert failed == [record["round"] for record in metrics(stopped)] and len(warned) == 1
     with pytest.raises(JaxflError, match=r"log has the parameters \(folder\), but is called with"):
         jaxfl.resume(stopped, log=lambda folder: None)
 
