@@ -34,6 +34,7 @@ from jaxfl.models.maps import resize
 
 Activation = Callable[[jax.Array], jax.Array]
 CONVOLVED, DENSE = "convolved", "dense"  # what layers leave, see `leave_output`
+BATCH_EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # added to the variance by BatchNorm, and by LayerNorm
 
 
 def uniform(fan_in: int) -> nn.initializers.Initializer:
@@ -93,7 +94,7 @@ class Norm(nn.Module):
         norm = nn.BatchNorm(
             axis=axis("C") if x.ndim == 4 else 1,
             momentum=0.9,
-            epsilon=1e-5,
+            epsilon=BATCH_EPSILON,
             param_dtype=jnp.result_type(float),
             use_fast_variance=False,
             force_float32_reductions=False,

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.machine import files, markdown
 from jaxfl.machine.packages import optional
+from jaxfl.models.blocks import BATCH_EPSILON, LAYER_EPSILON
 from jaxfl.models.model import Model
 from jaxfl.runs import store
 from jaxfl.runs.architectures import architectures
@@ -22,14 +24,17 @@ from jaxfl.runs.deployed import Deployed, Models, Opened
 CARD = "README.md"
 
 
-def export(models: Models, folder: Path, clients: Sequence[int] | int | None = None) -> list[Path]:
+def export(
+    models: Models, folder: Path, clients: Sequence[int] | int | None, own: Callable[[int], np.ndarray]
+) -> list[Path]:
     """Write the models that clients of a run deploy.
 
     Args:
       models: the run's models.
       folder: new or empty folder. It gets a card, and a file for each client, or one for all that share a
         model and number their classes alike.
-      clients: ids of the clients; all by default.
+      clients: ids of the clients; None for all.
+      own: returns some images of a client, as it sees them.
 
     Returns:
       The paths of the files.
@@ -56,7 +61,7 @@ def export(models: Models, folder: Path, clients: Sequence[int] | int | None = N
             content = safetensors.save(_arrays(model), metadata=_about(models.opened, model))
             files.write_bytes(folder / name, content)
         models_in.setdefault(name, []).append(model)
-    files.write_bytes(folder / CARD, _card(models.opened, models.folder, models_in).encode())
+    files.write_bytes(folder / CARD, _card(models.opened, models.folder, models_in, own).encode())
     return [folder / name for name in (*models_in, CARD)]
 
 
@@ -81,7 +86,7 @@ def _about(run: Opened, model: Deployed) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in about.items()}
 
 
-def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]]) -> str:
+def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Callable) -> str:
     """Return the card of some files, in Markdown; each file holds one model of the clients given with it."""
     config, method = run.config, run.variant.method
     options = config["options"]
@@ -126,7 +131,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]]) -> str:
         "## How to load",
         PLAIN.format(file=any_file, sees=sees)
         + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
-        if all(of.plain for models in files.values() for of in models)
+        if all(of.plain(partial(own, of.client)) for models in files.values() for of in models)
         else BEYOND.format(run=folder, client=model.client),
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
     ]
@@ -226,14 +231,15 @@ labels = np.array(about["classes"])[scores.argmax(1)]
 ```
 """
 
-LAYOUT = """
+LAYOUT = f"""
 Without jaxfl: in its networks images are (batch, height, width, channels) and are flattened in this order;
-kernels of dense layers are (in, out), those of convolutions (height, width, in, out).
+kernels of dense layers are (in, out), those of convolutions (height, width, in, out). BatchNorm computes
+(value - mean) / sqrt(var + {BATCH_EPSILON:g}) * scale + bias; LayerNorm, of vit, adds {LAYER_EPSILON:g}.
 """
 
 OF_FILES = """
 The networks are made by {files}, from whoever trained them, which must be in the folder where this runs; the
-layout of their arrays is described there.
+layout of their arrays and the epsilon of their norms are described there.
 """
 
 BEYOND = """\

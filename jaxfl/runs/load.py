@@ -191,9 +191,14 @@ class Loaded:
           The paths of the files.
 
         Raises:
-          JaxflError: if safetensors is not installed, the folder is not empty, or as in `models`.
+          JaxflError: if safetensors is not installed, the folder is not empty, or as in `models`; and if only
+            images of the data set tell whether the network predicts alone, and they are not available.
         """
-        return export(self.models, as_path(folder), clients)
+
+        def own(client):
+            return self.seen(client, self.partition.test[client][:8])
+
+        return export(self.models, as_path(folder), clients, own)
 
     def frame(self) -> "pandas.DataFrame":
         """Return a row per round: loss, bytes, accuracies if evaluated (also per architecture), seconds.

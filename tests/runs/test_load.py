@@ -347,7 +347,54 @@ def test_a_shared_model_is_exported_once(run, tmp_path):
     twice, again = shared.export(tmp_path / "twice", clients=[2, 2])
     assert best.name == twice.name and "2, 2" not in again.read_text()
     assert {"fc1/norm/scale", "fc1/norm/mean"} < load_file(files[0]).keys()
-    assert shared.models[0].plain
+    arrays, model = load_file(files[0]), shared.models[0]
+    (epsilon,) = re.findall(r"sqrt\(var \+ (.*?)\)", files[1].read_text())
+    x = (SOURCE.images - model.images.mean) / model.images.std
+    hidden = x.reshape(len(x), -1) @ arrays["fc1/linear/kernel"] + arrays["fc1/linear/bias"]
+    shift, scale, bias = (arrays[f"fc1/norm/{name}"] for name in ("mean", "scale", "bias"))
+    hidden = (hidden - shift) / np.sqrt(arrays["fc1/norm/var"] + float(epsilon)) * scale + bias
+    scores = np.maximum(hidden, 0) @ arrays["classifier/kernel"] + arrays["classifier/bias"]
+    np.testing.assert_allclose(model.scores(SOURCE.images), scores, rtol=1e-5, atol=1e-5)
+
+
+IDS = """
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxfl.models.own import from_linen
+
+class Bins(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        ids = jnp.round(10 * x.reshape(len(x), -1)).astype(int) + 22  # of 45: a number beyond 2.2 is none
+        return nn.Dense(3)(nn.Embed(45, 4)(ids).mean(1))
+
+def bins(shape, classes):
+    return from_linen("bins", Bins(), shape, classes)
+"""
+
+
+def test_a_network_of_ids_is_tried_on_the_runs_own_rows(tmp_path, monkeypatch):
+    """Random images are no ids: the network gives NaN, and the clients' own images decide."""
+    (tmp_path / "net.py").write_text(IDS)
+    run = begun(tmp_path, "fedavg", "--models", f"{tmp_path}/net.py:bins", "--labels", "unified")
+    _, card = run.export(tmp_path / "all")
+    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
+    for file in (tmp_path / "net.py", *(tmp_path / "all").iterdir()):
+        shutil.copy(file, tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    names = {"images": SOURCE.images}
+    exec(code, names)
+    model = run.models[0]
+    np.testing.assert_allclose(names["scores"], model.scores(SOURCE.images), rtol=1e-5, atol=1e-6)
+
+    def masked(network, shared, own, x):
+        return model.predictor.predict(network, shared, own, x) - jnp.array([[0.0, 9.0, 0.0]])
+
+    other = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, predict=masked))
+    assert not other.plain(lambda: SOURCE.images[:8])
+    (tmp_path / "tiny.npz").unlink()
+    with pytest.raises(JaxflError, match=r"There is no file .*tiny\.npz"):
+        jaxfl.load(run.folder).export(tmp_path / "none")
 
 
 def test_a_shared_model_is_exported_for_each_client_with_other_class_numbers(tmp_path):

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxfl.errors import JaxflError
-from jaxfl.models.blocks import Linear
+from jaxfl.models.blocks import LAYER_EPSILON, Linear
 from jaxfl.models.build import network, probability, scaled
 from jaxfl.models.model import Block, Model
 
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
 
         def norm(name, x):
             layer = nn.LayerNorm(
-                epsilon=1e-6,
+                epsilon=LAYER_EPSILON,
                 dtype=dtype,  # statistics need more digits than a reduced precision has
                 param_dtype=dtype,
                 use_fast_variance=False,
