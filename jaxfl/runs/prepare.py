@@ -190,8 +190,8 @@ def with_newcomers(setup: Setup, federation: Federation) -> Federation:
     for model, of_group in zip(federation.models, apart, strict=True):
         if of_group.all():
             raise JaxflError(
-                f"Nobody would train {model.name}: all of its clients are newcomers or have no training rows; "
-                "give it more clients, or take fewer --models."
+                f"Nobody would train {model.name}: all of its clients are newcomers or have no training "
+                "rows; give it more clients, or take fewer --models."
             )
     return set_apart(federation, apart) if setup.run.newcomers else federation
 
