@@ -129,36 +129,48 @@ def _each(one, at_once: int, clients, own, weights: None):
     return jax.lax.map(lambda entry: one(*entry), (clients, own), batch_size=batch_size), None
 
 
-def visit_clients(f, carry, key, federation: Federation, cohort: Cohort) -> Any:
+def visit_clients(
+    f, carry: PerGroup, key, federation: Federation, cohort: Cohort, own=None
+) -> tuple[PerGroup, PerGroup]:
     """Visit the clients of a cohort one after another; each passes its carry on to the next.
 
-    Visits go architecture by architecture, and within one in the order of ids. Every device makes all visits.
+    Every architecture has a carry, which goes round in the order of ids. Every device makes all visits.
 
     Args:
-      f: ``(key, client, carry) -> carry``, for one client. Its result is discarded in an empty place.
-      carry: of the first client; the same structure for all architectures.
+      f: ``(key, client, carry, own) -> (carry, outputs)``, for one client. Its results are not used in an
+        empty place.
+      carry: per group, of the first client.
       key: the round's key; the client's is ``fold_in(key, client.id)``.
       federation: all clients.
       cohort: the clients to visit.
+      own: per group, leaves (k_g, ...), one entry per client, see `gather`; None for nothing.
 
     Returns:
-      The carry after the last client.
+      Per group the carry after the last client, and the outputs of `f` with a leading axis (k_g, ...).
     """
     f = flops.with_operations(f)
 
     def visit(carry, one):
         # Replicated before and after the visit, so that the compiler does not shard a single client.
-        carry, (client, present) = federation.keep_replicated((carry, one))
-        done = f(jax.random.fold_in(key, client.id), client, carry)
-        after, operations = federation.keep_replicated(done)
-        return tree.where(present, after, carry), operations
+        carry, (client, present, own) = federation.keep_replicated((carry, one))
+        done = f(jax.random.fold_in(key, client.id), client, carry, own)
+        (after, outputs), operations = federation.keep_replicated(done)
+        return tree.where(present, after, carry), (outputs, operations)
 
-    for g, (group, slots) in enumerate(zip(federation.groups, cohort.groups, strict=True)):
+    def of_group(g, group, slots, carry, own):
         order = jnp.argsort(slots.index)  # empty places last
-        slots = Slots(jnp.asarray(slots.index)[order], jnp.asarray(slots.mask)[order])
-        carry, operations = jax.lax.scan(visit, carry, (clients_in(group, slots), slots.mask))
+        everything = clients_in(group, slots), slots.mask, own
+        in_turn = jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], everything)
+        carry, found = jax.lax.scan(visit, carry, in_turn)
+        outputs, operations = jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], found)
         _count(federation, slots, g, operations)
-    return carry
+        return carry, outputs
+
+    groups = range(len(federation.groups))
+    nothing = (None,) * len(groups)
+    done = per_group(of_group, groups, federation.groups, cohort.groups, carry, own or nothing)
+    carry, outputs = zip(*done, strict=True)
+    return carry, outputs
 
 
 def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tuple[Any, Any]:

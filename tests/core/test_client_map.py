@@ -10,7 +10,7 @@ from conftest import cohort
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import engine, flops, loops, memory
-from jaxfl.core.client_map import map_and_sum, map_clients, visit_clients
+from jaxfl.core.client_map import map_and_sum, map_clients, per_group, visit_clients
 from jaxfl.machine.placement import mesh_of
 from jaxfl.runs.job import job_of
 from jaxfl.runs.prepare import prepare
@@ -89,29 +89,33 @@ def test_only_the_branch_that_runs_is_counted(federation, everyone, condition):
     np.testing.assert_array_equal(operations.clients[1], int(condition) * 10 * federation.groups[1].size)
 
 
-def visitor(key, client, carry):
-    """Write the client's id and a number drawn from its key into a book."""
+def visitor(key, client, carry, own):
+    """Write the client's id and a number drawn from its key into a book; return what is its own, plus 1."""
     flops.add(10.0 * client.size.astype(float))
     book, numbers, entries = carry
     number = jax.random.uniform(key)
-    return book.at[entries].set(client.id), numbers.at[entries].set(number), entries + 1
+    return (book.at[entries].set(client.id), numbers.at[entries].set(number), entries + 1), own + 1
 
 
 def visits(federation, of_round):
-    empty = jnp.full(5, -1, jnp.int32), jnp.zeros(5), jnp.int32(0)
-    return visit_clients(visitor, empty, KEY, federation, of_round)
+    empty = jnp.full(3, -1, jnp.int32), jnp.zeros(3), jnp.int32(0)
+    own = per_group(lambda slots: slots.index.astype(float), of_round.groups)
+    return visit_clients(visitor, (empty, empty), KEY, federation, of_round, own)
 
 
 def test_clients_are_visited_one_after_another_by_their_ids(federation, some):
-    book, numbers, entries = jax.jit(lambda: visits(federation, some))()
-    assert book.tolist() == [0, 2, 4, -1, -1] and entries == 3
-    own = [float(jax.random.uniform(jax.random.fold_in(KEY, client))) for client in (0, 2, 4)]
-    assert numbers.tolist() == [*own, 0.0, 0.0]
+    ((first, drawn, entries), (second, *_)), outputs = jax.jit(lambda: visits(federation, some))()
+    assert first.tolist() == [0, 2, -1] and second.tolist() == [4, -1, -1] and entries == 2
+    own = [float(jax.random.uniform(jax.random.fold_in(KEY, client))) for client in (0, 2)]
+    assert drawn.tolist() == [*own, 0.0]
+    for slots, of_group in zip(some.groups, outputs, strict=True):  # in the order of places
+        np.testing.assert_array_equal(of_group[slots.mask], slots.index[slots.mask] + 1)
 
 
 def test_the_order_of_places_and_empty_places_change_no_visit(federation, some):
     other = cohort(federation, (0, 2, 4), places=(3, 1))
-    assert jax.tree.all(jax.tree.map(np.array_equal, visits(federation, some), visits(federation, other)))
+    books, _ = visits(federation, some)
+    assert jax.tree.all(jax.tree.map(np.array_equal, books, visits(federation, other)[0]))
 
 
 def test_visits_are_counted(federation, some):

@@ -31,8 +31,9 @@ CONSTANTS = {
     "fedrod": {"gamma": 1.0},  # 2.5
     "fedap": {"mu": 0.5, "held_out": 0.3, "pretraining": "sequential", "layers": "all"},  # 2.7
     "pfedsim": {"generalization": 0.5},  # 2.8
-    "fedcmd": {"selection_rounds": 20, "personal": "vote"}  # 2.9: (e), and the bold choices of (f)
-    | {"distance": "wasserstein", "score": "signed", "ties": "earlier", "count": "clients"}
+    "fedcmd": {"selection_rounds": 20, "personal": "vote"}  # 2.9: (e), and the bold choices of (f); 14
+    | {"candidates": "dense", "vote_on": "rows", "score_scale": "none"}
+    | {"distance": "wasserstein", "score": "signed", "ties": "earlier"}
     | {"selection": "fedavg", "base": "participants", "tail": "cosine", "similarity": "parameters"},
     "ditto": {"lam": 1.0, "personal_epochs": None},  # 3.1; None: E
     "per-fedavg": {"variant": "fo", "alpha": None, "delta": 1e-3, "adapt": "step"},  # 3.2; None: the rate

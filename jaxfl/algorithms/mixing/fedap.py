@@ -185,11 +185,10 @@ def build(config: FedAP) -> Algorithm:
             return descend(cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
 
         def visits(key, models):
-            def visit(key, client, models):
-                g = federation.models.index(client.model)
-                return *models[:g], trained(key, client, models[g]), *models[g + 1 :]
+            def visit(key, client, w, nothing):
+                return trained(key, client, w), None
 
-            return visit_clients(visit, models, key, federation, cohort)
+            return visit_clients(visit, models, key, federation, cohort)[0]
 
         def averaged(key, models):
             def of_client(key, client, w, nothing):

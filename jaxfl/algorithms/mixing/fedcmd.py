@@ -4,9 +4,9 @@ Chen et al. 2024, "Towards optimal customized architecture for heterogeneous fed
 contrastive cloud-edge model decoupling", IEEE Transactions on Computers; Algorithms 1-3. w_i is client i's
 model, phi_i its personal layer l*, n_i the number of its training rows, K_p = `selection_rounds`.
 
-Rounds 1..K_p: FedAvg. On every mini-batch a client votes for the dense layer with the least score (eq. 6, see
-`fedcmd_score`). The client's choice, the round's choice and finally l* are majorities. Then all clients start
-from the global model, and in a round with the cohort S_t client i trains (eqs. 2, 7 and 8)
+Rounds 1..K_p: FedAvg. After its training a client votes for the layer with the least score over its own rows
+(eq. 6, see `fedcmd_score`). The round's choice and finally l* are majorities. Then all clients start from the
+global model, and in a round with the cohort S_t client i trains (eqs. 2, 7 and 8)
 
     layers before l*   sum_j n_j w_j / sum_j n_j                 over the last round's participants
     layer l*           phi_i
@@ -17,13 +17,25 @@ If every answer of round K_p is lost, one more round of FedAvg follows, in which
 layer is a traced value, so both phases are one compiled program. Each architecture votes separately. A client
 receives the model assembled as above and deploys its own w_i after training, which in rounds 1..K_p is the
 initial one until it takes part. Ties go to the earlier layer; an architecture for which nobody has voted thus
-gets its first dense layer. Networks whose only dense layer is the classifier (ResNets, DenseNets, MobileNets)
-have nothing to vote on: there it is K_p rounds of FedAvg and then FedPer's split. In ``vit``, which the paper
-does not have, the embedding and every encoder are candidates as well. When all clients are scored, models are
-mixed over all of them.
+gets its first candidate. When all clients are scored, models are mixed over all of them.
 
-Where the paper and its authors' code differ we follow the paper; the other values of options are the code's.
+Candidates. The paper scores "each layer output", its figures and the code only the dense layers, and so do
+we. Then networks whose only dense layer is the classifier (ResNets, DenseNets, MobileNets) have nothing to
+vote on: there it is K_p rounds of FedAvg and then FedPer's split. In ``vit``, which the paper does not have,
+the embedding and every encoder are candidates as well.
+
+Paper and code. Where they differ we follow the paper; the other values of options are the code's.
 Algorithm 3 mixes at upload, but by its indices eq. 7 mixes at download, and so do we.
+
+The authors' program hands its clients' models out as live parameters, without a copy. Once a client has
+taken part, what is stored for it is whatever was trained last, and nothing is averaged. That is
+``base="last"``: within an architecture the clients of a round train one after another, in the order of ids.
+Each takes all layers but its own phi_i from the one before, the first one those of the round before, and
+whoever is scored those trained last. `tail` and `similarity` have no effect then. Voting rounds follow
+`selection`: with "fedavg" they are plain FedAvg, whose last mean is the first base; with "personal", as in
+the program, they are sequential too. (The program goes in the order in which clients are drawn, and blends
+the initial model in as long as clients have not taken part.) Simulated seconds assume that clients work in
+parallel.
 
 `personal` fixes one or several layers (``fc1+classifier``) instead of voting, after the same K_p rounds. Phi
 then compares all of them, and "before" means before the first. With ``fc2/classifier`` clients differ
@@ -44,8 +56,9 @@ from jaxfl.algorithms.mixing.fedcmd_layers import (
     cosine_of_outputs,
     each_by_its_layers,
     mixing_weights,
+    with_personal,
 )
-from jaxfl.algorithms.mixing.fedcmd_score import candidates, no_votes, of_batches, voting_loss
+from jaxfl.algorithms.mixing.fedcmd_score import candidates, train_and_vote
 from jaxfl.authoring import (
     Algorithm,
     Info,
@@ -54,7 +67,6 @@ from jaxfl.authoring import (
     PerGroup,
     Training,
     cohort_rows,
-    descend,
     each_client,
     everyone,
     gather,
@@ -62,10 +74,10 @@ from jaxfl.authoring import (
     map_clients,
     options,
     own_models,
-    own_rows,
     per_group,
     scatter,
     tree,
+    visit_clients,
     within,
 )
 from jaxfl.errors import nearest
@@ -82,19 +94,25 @@ class FedCMD(Training):
     personal: str = "vote"
     """The personal layer: vote, a name (fc2), or several names (fc1+classifier); with fc2/classifier clients
     differ and get these in turn."""
+    candidates: Literal["dense", "all"] = "dense"
+    """Layers to vote for: the dense ones, or all that have weights."""
+    vote_on: Literal["rows", "batches", "pooled"] = "rows"
+    """What a client votes on: once, after training, all its rows; or as it trains every mini-batch, whose
+    majority is its vote, or (pooled) each of which counts in the round."""
+    score_scale: Literal["none", "min-max"] = "none"
+    """Tensors are scored as they are, or scaled to [0, 1]."""
     distance: Literal["wasserstein", "mean"] = "wasserstein"
     """Distance of two distributions: by means and deviations, or by means only."""
     score: Literal["signed", "absolute"] = "signed"
     """Whether a layer's two differences keep their sign (eq. 6) or not."""
     ties: Literal["earlier", "fc2"] = "earlier"
-    """Layer that gets a mini-batch's vote if several have the least score: the earlier one, or fc2."""
-    count: Literal["clients", "batches"] = "clients"
-    """Majority that decides a round: of the clients, or of all their mini-batches."""
+    """Layer that gets a vote if several have the least score: the earlier one, or fc2."""
     selection: Literal["fedavg", "personal"] = "fedavg"
     """Voting rounds: plain FedAvg, or with the layer that leads so far already personal."""
-    base: Literal["participants", "stored"] = "participants"
-    """Layers before l*: mean over the last round's participants, or uniform mean over all stored models (not
-    used in voting rounds of plain FedAvg)."""
+    base: Literal["participants", "stored", "last"] = "participants"
+    """Layers before l*: mean over the last round's participants, uniform mean over all stored models, or as
+    the client before has trained them, those after l* too (the last two not in voting rounds of plain
+    FedAvg)."""
     tail: Literal["cosine", "softmax", "uniform"] = "cosine"
     """Weights after l*: Phi over the cohort, softmax of Phi over all clients, or equal weights."""
     similarity: Literal["parameters", "updates"] = "parameters"
@@ -106,11 +124,11 @@ class State(NamedTuple):
 
     Args:
       hyper: the options.
-      shared: the global model.
+      shared: the global model, or the one trained last.
       weights: the clients' models w_i (n_g, ...).
       personal_layers: (blocks,) bool, (n_g, blocks) if clients differ; none in the first phase.
-      won: (candidates,) int32, number of rounds that each dense layer has won.
-      scores: (candidates,), mean over the last cohort that had a client of the group.
+      won: (candidates,) int32, number of rounds that each candidate has won.
+      scores: (candidates,), mean over the last cohort with votes of the group.
       phi: (N, N), Phi of the pairs that have met, under the options of the authors' code; or None.
     """
 
@@ -126,13 +144,17 @@ class State(NamedTuple):
 def build(config: FedCMD) -> Algorithm:
     """Assemble, train and vote, average, and elect."""
     voting, K_p = config.personal == "vote", config.selection_rounds
-    stores_similarity = config.tail == "softmax" or config.similarity == "updates"
+    in_turn = config.base == "last"
+    stores_similarity = not in_turn and (config.tail == "softmax" or config.similarity == "updates")
     similar = cosine_of_outputs if config.similarity == "updates" else cosine
     differ = "/" in config.personal
     if voting and K_p == 0:
         raise JaxflError(
             "fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix the layer by --personal LAYER."
         )
+
+    def names_of(model):
+        return candidates(model, config.candidates)
 
     def init(key, federation, hyper):
         if config.similarity == "updates":  # compares units, the last axis of every layer
@@ -141,7 +163,7 @@ def build(config: FedCMD) -> Algorithm:
         dtype, clients = federation.mean.dtype, federation.clients
         shared = initial_weights(key, federation)
         own = each_client(shared, federation)
-        won = per_group(lambda model: jnp.zeros(len(candidates(model)), jnp.int32), federation.models)
+        won = per_group(lambda model: jnp.zeros(len(names_of(model)), jnp.int32), federation.models)
         return State(
             hyper,
             shared,
@@ -156,7 +178,7 @@ def build(config: FedCMD) -> Algorithm:
         """Return the personal layers, see `State`: the fixed ones, or the one that has won most rounds."""
         model = group.model
         if voting:
-            places = jnp.asarray([model.names.index(name) for name in candidates(model)], jnp.int32)
+            places = jnp.asarray([model.names.index(name) for name in names_of(model)], jnp.int32)
             return jnp.arange(len(model.names), dtype=jnp.int32) == places[won.argmax()]
         choices = [choice.split("+") for choice in config.personal.split("/")]
         for name in itertools.chain(*choices):
@@ -167,7 +189,13 @@ def build(config: FedCMD) -> Algorithm:
 
     def layers_of(state, cohort):
         """Return the personal layers of a cohort's clients, (blocks,) or (k_g, blocks)."""
-        return gather(state.personal_layers, cohort) if differ else state.personal_layers
+        if differ:
+            return gather(state.personal_layers, cohort)
+        if not in_turn:
+            return state.personal_layers
+        return per_group(
+            lambda layers, slots: tree.repeat(layers, len(slots.mask)), state.personal_layers, cohort.groups
+        )
 
     def assembled(state, federation, cohort):
         """Return the models that a cohort's clients start from, per group (k_g, ...)."""
@@ -175,6 +203,9 @@ def build(config: FedCMD) -> Algorithm:
 
         def of_group(model, shared, own, others, layers, i, j):
             def of_clients(layers, own, i):
+                if in_turn:
+                    w = with_personal(model, tree.repeat(shared, len(i)), own, layers)
+                    return own_models.with_own_stats(w, own, config.bn_stats)
                 if config.tail == "uniform":
                     phi = jnp.ones((len(i), len(j)), federation.mean.dtype)
                 elif stores_similarity:
@@ -204,7 +235,7 @@ def build(config: FedCMD) -> Algorithm:
     def winner(slots, tally):
         """Return the layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
         votes = tally.votes
-        if config.count == "clients":
+        if config.vote_on != "pooled":
             votes = jax.nn.one_hot(votes.argmax(1), votes.shape[1], dtype=jnp.int32)
         total = jnp.where(voters(slots, tally)[:, None], votes, 0).sum(0, dtype=jnp.int32)
         anybody = (total.sum() > 0).astype(jnp.int32)
@@ -217,30 +248,37 @@ def build(config: FedCMD) -> Algorithm:
                 "--selection-rounds or raise --rounds."
             )
         t, selecting = cohort.round, cohort.round < K_p
-        start = assembled(state, federation, cohort)
+        fedavg = selecting & (config.selection == "fedavg")
 
         def client(key, client, nothing, w):
-            loss, rows = voting_loss(client.model, config), own_rows(client, federation, state.hyper)
-            trained = descend(loss, w, key, rows, state.hyper, tally=no_votes(client.model))
-            return trained.weights, of_batches(trained.tally), trained.loss
+            done = train_and_vote(key, client, w, federation, state.hyper, selecting)
+            return done.weights, done.tally, done.loss
 
-        outputs = map_clients(client, key, federation, cohort, own=start)
+        def visit(key, who, last, own):
+            w, layers = own
+            begun = own_models.with_own_stats(with_personal(who.model, last, w, layers), w, config.bn_stats)
+            outputs = client(key, who, None, begun)
+            return tree.where(fedavg, last, outputs[0]), outputs
+
+        start = assembled(state, federation, cohort)
+        if in_turn:
+            own = tuple(zip(start, layers_of(state, cohort), strict=True))
+            base, outputs = visit_clients(visit, state.shared, key, federation, cohort, own)
+        else:
+            base, outputs = None, map_clients(client, key, federation, cohort, own=start)
         trained, tallies, loss = zip(*outputs, strict=True)
 
         weights = scatter(state.weights, cohort, trained)
         shared = per_group(tree.weighted_mean, trained, cohort_rows(federation, cohort), state.shared)
         if config.base == "stored":
-            fedavg = selecting & (config.selection == "fedavg")
             members = per_group(
                 lambda group: (~group.newcomer).astype(federation.mean.dtype), federation.groups
             )
-            stored = per_group(tree.weighted_mean, weights, members, shared)
-            shared = jax.tree.map(lambda mean, other: jnp.where(fedavg, mean, other), shared, stored)
+            base = per_group(tree.weighted_mean, weights, members, shared)
+        if config.base != "participants":
+            shared = tree.where(fedavg, shared, base)
         won = per_group(
-            lambda slots, won, tally: won + winner(slots, tally) * selecting.astype(jnp.int32),
-            cohort.groups,
-            state.won,
-            tallies,
+            lambda slots, won, tally: won + winner(slots, tally), cohort.groups, state.won, tallies
         )
         leading = per_group(elected, federation.groups, won)
         if config.selection == "fedavg":
@@ -304,7 +342,7 @@ def build(config: FedCMD) -> Algorithm:
 
 
 def voters(slots, tally):
-    """Mark the voters, (k,) bool: the clients present, except those whose rows make no mini-batch."""
+    """Mark the voters, (k,) bool: the clients present, except those without a mini-batch to vote on."""
     return slots.mask & (tally.votes.sum(1) > 0)
 
 
@@ -319,7 +357,7 @@ def findings(state, federation):
     of_groups = zip(federation.models, state.scores, state.won, state.personal_layers, strict=True)
     for model, scores, won, layers in of_groups:
         suffix = f", {model.name}" if len(federation.models) > 1 else ""
-        names = candidates(model)
+        names = candidates(model, state.hyper.candidates)
         found["score" + suffix] = dict(zip(names, scores, strict=True))
         found["rounds won" + suffix] = dict(zip(names, won, strict=True))
         chosen = layers.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)

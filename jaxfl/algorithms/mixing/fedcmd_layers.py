@@ -31,16 +31,25 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
     """
     first = jnp.where(personal.any(), personal.argmax(), len(model.names))
 
-    def of_block(b, name):
-        before, mine, others = (Weights(w.params[name], w.stats[name]) for w in (shared, own, pool))
-        after = tree.where(b > first, tree.weighted_sum(weights, others), tree.repeat(before, len(weights)))
-        return tree.where(personal[b], mine, after)
+    def of_block(b, before, after):
+        repeated = tree.repeat(before, len(weights))
+        return tree.where(b > first, tree.weighted_sum(weights, after), repeated)
 
-    blocks = {name: of_block(b, name) for b, name in enumerate(model.names)}
-    return Weights(
-        {name: block.params for name, block in blocks.items()},
-        {name: block.stats for name, block in blocks.items()},
-    )
+    return with_personal(model, _by_block(model, of_block, shared, pool), own, personal)
+
+
+def with_personal(model: Model, w: Weights, own: Weights, personal) -> Weights:
+    """Return a model, or several, with the personal blocks (blocks,) of `own`, which has the same shapes."""
+    return _by_block(model, lambda b, others, mine: tree.where(personal[b], mine, others), w, own)
+
+
+def _by_block(model: Model, f: Callable, one: Weights, other: Weights) -> Weights:
+    """Return ``f(number of the block, its leaves of one, its leaves of other)`` for every block."""
+
+    def of(one, other):
+        return {name: f(b, one[name], other[name]) for b, name in enumerate(model.names)}
+
+    return Weights(of(one.params, other.params), of(one.stats, other.stats))
 
 
 def each_by_its_layers(f: Callable, personal, *own):

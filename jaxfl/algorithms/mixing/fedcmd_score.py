@@ -1,65 +1,97 @@
 """FedCMD's score: how far a layer moves the distribution of features between input and label.
 
-Chen et al. 2024, section V-A, eqs. 5-6. A tensor a of a mini-batch is represented by the Gaussian of its
-normalised values, nu(a) = (a - min a) / (max a - min a), as in the authors' code, with mean mu and standard
-deviation sd over all entries. The distance of two is the closed form of the 2-Wasserstein distance in one
-dimension,
+Chen et al. 2024, section V-A, eqs. 5-6, and Algorithm 2, lines 8-12. A tensor a is represented by the
+Gaussian with the mean mu and the standard deviation sd of all its entries. The distance of two is the closed
+form of the 2-Wasserstein distance in one dimension,
 
     W(a, b) = sqrt((mu_a - mu_b)^2 + (sd_a - sd_b)^2)
 
-With the images x, the labels y as numbers and the output o_l of layer l (after its ReLU), its score is
+With the images x as the network gets them, the labels y as numbers and the output o_l of layer l (after its
+ReLU), its score is
 
     s_l = | [W(o_l, y) - W(o_{l-1}, y)]  -  [W(o_l, x) - W(o_{l-1}, x)] |
 
-which is eq. 6 with its terms in another order.
-A mini-batch votes for the layer with the least score. Candidates are the dense layers:
-blocks with weights and without convolutions.
+which is eq. 6 with its terms in another order. The least score gets the vote.
+
+Paper: z is fitted to "the local data", and scores follow ClientUpdate. So a client scores once, over all its
+rows, and tensors are as they are. In which mode the trained network then is, the paper does not say: it is in
+evaluation mode, as in any measurement of a trained model, and images are not augmented.
+
+Code: every mini-batch is scored while the network trains, in training mode, and each tensor is first scaled
+to [0, 1] by its least and greatest entry, which leaves few differences between layers. Of a tensor whose
+entries are all equal we take the Gaussian (0, 0); the code then sets the distance to 0.
+
+Rows have equally many entries, so the moments of rows give those of all of them exactly, and no outputs of
+layers are kept.
 """
 
-from collections.abc import Callable
+import itertools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.core.training import mean
-from jaxfl.models.model import Model
+from jaxfl.core.examples import own_rows, sweep
+from jaxfl.core.loops import cond
+from jaxfl.core.training import Trained, cross_entropy, descend, mean
+from jaxfl.data.federation import Client, Federation
+from jaxfl.models.model import Model, Weights
+
+
+class Moments(NamedTuple):
+    """Mean, variance, least and greatest entry of each row of a tensor, (B,) each."""
+
+    mean: jax.Array
+    variance: jax.Array
+    low: jax.Array
+    high: jax.Array
 
 
 class Gaussian(NamedTuple):
-    """Mean and standard deviation of a tensor's normalised values, () each."""
+    """Mean and standard deviation of a tensor's entries, () each."""
 
     mean: jax.Array
     deviation: jax.Array
 
 
-def candidates(model: Model) -> tuple[str, ...]:
-    """Return the names of the dense layers: blocks with weights and without convolutions."""
-    shapes = model.form.params
-    kernels = {name: [leaf.ndim for leaf in jax.tree.leaves(leaves)] for name, leaves in shapes.items()}
-    return tuple(name for name in model.names if 0 < max(kernels[name], default=0) < 4)
-
-
 class Tally(NamedTuple):
-    """Votes and scores of the candidates, summed over a client's mini-batches.
+    """A client's votes and scores.
 
     Args:
-      votes: (candidates,) int32, number of votes.
-      scores: (candidates,), sum of scores.
+      votes: (candidates,) int32, one vote, or one for each mini-batch; none if the client does not vote.
+      scores: (candidates,), of all its rows, or the mean over mini-batches.
     """
 
     votes: jax.Array
     scores: jax.Array
 
 
-def gaussian(a, mask) -> Gaussian:
-    """Return the Gaussian of the rows of a batch (B, ...) in `mask` (B,); one without spread is all 0."""
-    real = mask.reshape(-1, *(1,) * (a.ndim - 1)) & jnp.ones(a.shape, bool)
-    low, high = jnp.min(a, where=real, initial=jnp.inf), jnp.max(a, where=real, initial=-jnp.inf)
-    spread = jnp.where(high > low, high - low, 1)
-    normalised = (a - low) / spread
-    return Gaussian(jnp.mean(normalised, where=real), jnp.std(normalised, where=real))
+def candidates(model: Model, which: str) -> tuple[str, ...]:
+    """Return the names of "all" blocks with weights, or of the "dense" ones, without convolutions."""
+    axes = {name: [leaf.ndim for leaf in jax.tree.leaves(block)] for name, block in model.form.params.items()}
+    too_many = 4 if which == "dense" else jnp.inf
+    return tuple(name for name in model.names if 0 < max(axes[name], default=0) < too_many)
+
+
+def moments(tensor) -> Moments:
+    """Return the moments of each row: (B, ...) -> (B,)."""
+    flat = tensor.reshape(len(tensor), -1)
+    return Moments(flat.mean(1), flat.var(1), flat.min(1), flat.max(1))
+
+
+def gaussian(rows: Moments, real, scale: str) -> Gaussian:
+    """Return the Gaussian of all entries of the rows in `real` (B,), perhaps scaled by "min-max"."""
+    count = jnp.maximum(real.sum(), 1).astype(rows.mean.dtype)
+    mean = jnp.sum(rows.mean, where=real) / count
+    deviation = jnp.sqrt(jnp.sum(rows.variance + (rows.mean - mean) ** 2, where=real) / count)
+    if scale == "none":
+        return Gaussian(mean, deviation)
+    low = jnp.min(rows.low, where=real, initial=jnp.inf)
+    spread = jnp.max(rows.high, where=real, initial=-jnp.inf) - low
+    return Gaussian(
+        jnp.where(spread > 0, (mean - low) / spread, 0), jnp.where(spread > 0, deviation / spread, 0)
+    )
 
 
 def wasserstein(a: Gaussian, b: Gaussian, distance: str):
@@ -68,28 +100,32 @@ def wasserstein(a: Gaussian, b: Gaussian, distance: str):
     return jnp.abs(means) if distance == "mean" else jnp.sqrt(means**2 + deviations**2)
 
 
-def scores(model: Model, outputs, batch, *, distance: str, score: str):
-    """Return the candidates' scores on a mini-batch.
+def flow(x, outputs) -> tuple[Moments, ...]:
+    """Return the moments of images (B, H, W, C) and of the outputs of all blocks, (B, ...) each."""
+    return tuple(map(moments, (x, *outputs)))
+
+
+def ballot(model: Model, seen: tuple[Moments, ...], y, real, config) -> Tally:
+    """Score the candidates, and vote for one.
 
     Args:
       model: the architecture.
-      outputs: outputs of every block, (B, ...) each.
-      batch: the mini-batch they come from.
-      distance: "wasserstein", or "mean" for only the difference of means.
-      score: "signed" is eq. 6; "absolute" drops the sign of both differences.
-
-    Returns:
-      (candidates,).
+      seen: what `flow` returns; the first layer's input is the images.
+      y: (B,) int32, labels.
+      real: (B,) bool, the rows that count.
+      config: FedCMD's options.
     """
-    x, y = (gaussian(a.astype(outputs[-1].dtype), batch.mask) for a in (batch.x, batch.y))
-    layers = [x, *(gaussian(output, batch.mask) for output in outputs)]  # the first layer's input is x
+    labels = moments(y.astype(seen[0].mean.dtype))
+    x, *outputs, y = (gaussian(rows, real, config.score_scale) for rows in (*seen, labels))
 
-    def moved(block, towards):
-        before, now = (wasserstein(layers[i], towards, distance) for i in (block, block + 1))
-        return jnp.abs(now - before) if score == "absolute" else now - before
+    def moved(before, now, towards):
+        before, now = (wasserstein(layer, towards, config.distance) for layer in (before, now))
+        return jnp.abs(now - before) if config.score == "absolute" else now - before
 
-    places = [model.names.index(name) for name in candidates(model)]
-    return jnp.stack([jnp.abs(moved(b, y) - moved(b, x)) for b in places])
+    names = candidates(model, config.candidates)
+    layers = dict(zip(model.names, itertools.pairwise((x, *outputs)), strict=True))
+    scores = jnp.stack([jnp.abs(moved(*layers[name], y) - moved(*layers[name], x)) for name in names])
+    return Tally(vote(scores, names, config.ties), scores)
 
 
 def vote(scores, names: tuple[str, ...], ties: str):
@@ -101,34 +137,55 @@ def vote(scores, names: tuple[str, ...], ties: str):
     return jax.nn.one_hot(winner, len(names), dtype=jnp.int32)
 
 
-def no_votes(model: Model) -> Tally:
-    """Return the tally before the first mini-batch."""
-    names = candidates(model)
+def no_votes(model: Model, config) -> Tally:
+    """Return the tally of a client that does not vote."""
+    names = candidates(model, config.candidates)
     return Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
 
 
-def voting_loss(model: Model, config) -> Callable:
-    """Return the plain loss, which also observes a `Tally` of each mini-batch's vote.
+def train_and_vote(key, client: Client, w: Weights, federation: Federation, hyper, voting) -> Trained:
+    """Train a client's model on the cross-entropy; the tally is the client's `Tally`.
 
     Args:
-      model: the client's architecture.
-      config: FedCMD's options.
+      key: of the client in this round.
+      client: the client.
+      w: where to start.
+      federation: the images.
+      hyper: FedCMD's options.
+      voting: () bool, whether clients vote in this round.
     """
-    names = candidates(model)
+    rows, nobody = own_rows(client, federation, hyper), no_votes(client.model, hyper)
+    if hyper.vote_on == "rows":
+        trained = descend(cross_entropy(client.model), w, key, rows, hyper)
+        tally = cond(voting, lambda: on_all_rows(client, trained.weights, federation, hyper), lambda: nobody)
+    else:
+        trained = descend(voting_loss(client.model, hyper), w, key, rows, hyper, tally=nobody)
+        batches = jnp.maximum(trained.steps, 1).astype(trained.tally.scores.dtype)
+        votes, scores = trained.tally
+        tally = Tally(jnp.where(voting, votes, 0), scores / batches)
+    return trained._replace(tally=tally)
+
+
+def on_all_rows(client: Client, w: Weights, federation: Federation, config) -> Tally:
+    """Return a client's vote and scores over its training rows, in evaluation mode."""
+
+    def of_images(x):
+        return flow(x, client.model.outputs(w.params, w.stats, x, train=False)[0])
+
+    real = jnp.arange(len(client.rows), dtype=jnp.int32) < client.size
+    seen = sweep(of_images, client.rows, client.size, federation)
+    return ballot(client.model, seen, federation.outputs(client, client.rows), real, config)
+
+
+def voting_loss(model: Model, config):
+    """Return the plain loss, which also observes the `Tally` of a mini-batch."""
 
     def loss(weights, batch, key):
         outputs, stats = model.outputs(
             weights.params, weights.stats, batch.x, train=model.names, key=key, mask=batch.mask
         )
         value = mean(optax.softmax_cross_entropy_with_integer_labels(outputs[-1], batch.y), batch)
-        seen = jax.lax.stop_gradient(outputs)
-        new = scores(model, seen, batch, distance=config.distance, score=config.score)
-        return value, stats, Tally(vote(new, names, config.ties), new)
+        seen = flow(batch.x, jax.lax.stop_gradient(outputs))
+        return value, stats, ballot(model, seen, batch.y, batch.mask, config)
 
     return loss
-
-
-def of_batches(tally: Tally) -> Tally:
-    """Return the tally with its summed scores averaged over mini-batches."""
-    batches = jnp.maximum(tally.votes.sum(), 1).astype(tally.scores.dtype)
-    return tally._replace(scores=tally.scores / batches)

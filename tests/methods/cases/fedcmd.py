@@ -1,6 +1,6 @@
 """FedCMD (Chen et al. 2024, IEEE Transactions on Computers, Algorithms 1-3, eqs. 5-8).
 
-In the first `selection_rounds` rounds clients vote for the dense layer l* with the least feature transfer
+In the first `selection_rounds` rounds clients vote for the layer l* with the least feature transfer
 (eq. 6); then l* is personal. Every architecture votes separately. The options of the authors' code are
 included.
 """
@@ -38,44 +38,46 @@ from methods.rounds import (
 def start(clients, initial, options):
     """Start every client with the initial model and no votes."""
     blocks = {client.group: list(nets.BLOCKS[client.net]) for client in clients}
-    dense = {g: [block for block in of_net if not is_conv(block)] for g, of_net in blocks.items()}
+    layers = {g: candidate_layers(of_net, options) for g, of_net in blocks.items()}
     return {
         "shared": {g: sent(weights, options) for g, weights in enumerate(initial)},
         "own": {i: initial[client.group] for i, client in enumerate(clients)},
-        "won": {g: dict.fromkeys(names, 0) for g, names in dense.items()},
-        "scores": {g: dict.fromkeys(names, 0.0) for g, names in dense.items()},
+        "won": {g: dict.fromkeys(names, 0) for g, names in layers.items()},
+        "scores": {g: dict.fromkeys(names, 0.0) for g, names in layers.items()},
         "personal": {i: dict.fromkeys(blocks[client.group], False) for i, client in enumerate(clients)},
     }
 
 
 def step(state, clients, cohort, options):
     """Assemble, train and vote, average; elect in the first phase."""
-    own = dict(state["own"])
-    begun = assembled(state, clients, list(cohort.draws), options)
-    trained, answers, losses, seen = {}, [], {}, {}
-    for i, draw in cohort.draws.items():
-        client, seen[i] = clients[i], []
-        loss = voting(client, seen[i], options)
-        trained[i], losses[i] = descend(begun[i], loss, draw["train"], options)
+    own, phase_one = dict(state["own"]), cohort.t < options.selection_rounds
+    fedavg = options.selection == "fedavg"
+    plain = phase_one and fedavg
+    last, begun, trained, answers, losses, seen = state["shared"], {}, {}, [], {}, {}
+    for i in sorted(cohort.draws):
+        client = clients[i]
+        begun[i] = assembled(state | {"shared": last}, clients, list(cohort.draws), options)[i]
+        trained[i], losses[i], seen[i] = train_and_vote(client, begun[i], cohort.draws[i]["train"], options)
         answers.append((client.group, client.size, trained[i]))
+        if options.base == "last" and not plain:
+            last = last | {client.group: sent(trained[i], options)}
     own |= trained
 
-    phase_one = cohort.t < options.selection_rounds
-    fedavg = options.selection == "fedavg"
-    if options.base == "participants" or (phase_one and fedavg):
+    if options.base == "participants" or plain:
         shared = average(state["shared"], answers)
-    else:
+    elif options.base == "stored":
         shared = average(state["shared"], [(client.group, 1, own[i]) for i, client in enumerate(clients)])
+    else:
+        shared = last
 
     won, scores, personal = {}, {}, {}
     for g in state["shared"]:
         present = [i for i in cohort.draws if clients[i].group == g and seen[i]]
         won[g] = dict(state["won"][g])
         scores[g] = state["scores"][g]
-        if present:
+        if present and phase_one:
             means = [np.mean(seen[i], axis=0) for i in present]
             scores[g] = dict(zip(scores[g], np.mean(means, axis=0), strict=True))
-        if present and phase_one:
             won[g][majority([seen[i] for i in present], list(won[g]), options)] += 1
         ends = cohort.t + 1 >= options.selection_rounds
         for i in (i for i, client in enumerate(clients) if client.group == g):
@@ -92,29 +94,32 @@ def step(state, clients, cohort, options):
 # ---- the first phase
 
 
-def voting(client, seen, options):
-    """Return the client's loss, which appends every mini-batch's scores of the dense layers to a list."""
-    plain = plain_loss(client)
+def train_and_vote(client, weights, orders, options):
+    """Return the trained weights, the mean loss, and the scores of whatever has a vote, a list of lists."""
+    plain, seen = plain_loss(client), []
 
     def loss(weights, rows):
-        seen.append(transfers(client.net, weights, client.x[rows], client.y[rows], options))
+        seen.append(transfers(client.net, weights, client.x[rows], client.y[rows], options, train=True))
         return plain(weights, rows)
 
-    return loss
+    trained, value = descend(weights, loss, orders, options)
+    if options.vote_on == "rows":
+        seen = [transfers(client.net, trained, client.x, client.y, options, train=False)]
+    return trained, value, seen
 
 
-def transfers(net, weights, x, y, options):
-    """Return eq. 6 for every dense layer, in their order."""
-    outputs = nets.outputs(net, weights, x, train=True)
+def transfers(net, weights, x, y, options, train):
+    """Return eq. 6 for every layer that can be voted for, in their order."""
+    outputs = nets.outputs(net, weights, x, train)
     names, tensors = list(outputs), [x, *outputs.values()]  # o_0 is the input
 
     def distance(a, b):
-        (mu_a, sd_a), (mu_b, sd_b) = fitted(a), fitted(b)
+        (mu_a, sd_a), (mu_b, sd_b) = fitted(a, options), fitted(b, options)
         return abs(mu_a - mu_b) if options.distance == "mean" else np.hypot(mu_a - mu_b, sd_a - sd_b)
 
     found = []
     for before, now, name in zip(tensors[:-1], tensors[1:], names, strict=True):
-        if is_conv(name):
+        if name not in candidate_layers(names, options):
             continue
         if options.score == "signed":
             part_a = distance(now, y) - distance(now, x)
@@ -126,8 +131,10 @@ def transfers(net, weights, x, y, options):
     return found
 
 
-def fitted(tensor):
-    """Return mean and standard deviation after scaling to [0, 1]; 0 and 0 if all values are the same."""
+def fitted(tensor, options):
+    """Return mean and standard deviation, perhaps after scaling to [0, 1]: 0 and 0 if all are the same."""
+    if options.score_scale == "none":
+        return tensor.mean(), tensor.std()
     if np.ptp(tensor) == 0:
         return 0.0, 0.0
     scaled = (tensor - tensor.min()) / np.ptp(tensor)
@@ -137,7 +144,7 @@ def fitted(tensor):
 def majority(seen, names, options):
     """Return a round's layer: by majority of the clients' majorities, or of all mini-batches."""
     votes = [[names[np.argmin(scores)] for scores in of_client] for of_client in seen]
-    if options.count == "batches":
+    if options.vote_on == "pooled":
         return most_frequent(sum(votes, []), names)
     return most_frequent([most_frequent(of_client, names) for of_client in votes], names)
 
@@ -164,6 +171,7 @@ def assembled(state, clients, present, options):
     for i in present:
         g = clients[i].group
         layers, order = personal_layers(state, i), list(state["personal"][i])
+        first = min(map(order.index, layers), default=len(order))
         pool = range(len(clients)) if options.tail == "softmax" else present
         peers = [j for j in pool if clients[j].group == g]
         weights = tail_weights(state, i, peers, layers, options)
@@ -171,7 +179,7 @@ def assembled(state, clients, present, options):
         for name, newest in state["shared"][g].items():
             if block_of(name) in layers:
                 begun[i][name] = state["own"][i][name]
-            elif layers and order.index(block_of(name)) > min(map(order.index, layers)):
+            elif options.base != "last" and order.index(block_of(name)) > first:
                 begun[i][name] = sum(c * state["own"][j][name] for c, j in zip(weights, peers, strict=True))
             else:
                 begun[i][name] = newest
@@ -193,7 +201,7 @@ def tail_weights(state, i, peers, layers, options):
 
 def remembers(options):
     """Return whether Phi is kept from round to round."""
-    return options.tail == "softmax" or options.similarity == "updates"
+    return options.base != "last" and (options.tail == "softmax" or options.similarity == "updates")
 
 
 def met(state, clients, begun, trained, options):
@@ -244,18 +252,18 @@ def personal_layers(state, i):
     return [block for block, is_personal in state["personal"][i].items() if is_personal]
 
 
-def is_conv(block):
-    """Return whether a block is a convolution."""
-    return block.startswith("conv")
+def candidate_layers(blocks, options):
+    """Return the blocks that can be voted for."""
+    return [block for block in blocks if options.candidates == "all" or not block.startswith("conv")]
 
 
 # ---- what connects it with jaxfl
 
 
 def view(state, federation, t):
-    """Return models, votes and scores by dense layer, personal blocks, and Phi of clients that have met."""
-    dense = [candidates(model) for model in federation.models]
-    won, found = (by_name(dense, of_groups) for of_groups in (state.won, state.scores))
+    """Return models, votes and scores by layer, personal blocks, and Phi of clients that have met."""
+    layers = [candidates(model, state.hyper.candidates) for model in federation.models]
+    won, found = (by_name(layers, of_groups) for of_groups in (state.won, state.scores))
     shared = state.shared
     if state.hyper.bn_stats == "local":  # the average of what stays on clients is never read
         shared = tuple(w._replace(stats={}) for w in shared)
@@ -337,7 +345,9 @@ def all_start_from_the_global_model_even_if_the_last_vote_is_lost():
 def clients_without_a_mini_batch_do_not_vote():
     """BatchNorm leaves a batch of one row out, and client 3 has only one row."""
     alone, with_another, without = (
-        run("fedcmd", normalised(), cohorts=[present], selection_rounds=2, **TRAINING)[0][0]
+        run("fedcmd", normalised(), cohorts=[present], selection_rounds=2, vote_on="batches", **TRAINING)[0][
+            0
+        ]
         for present in ([3], [3, 4], [4])
     )
     assert alone.won[0].tolist() == [0, 0] and with_another.won[0].sum() == 1
@@ -384,6 +394,8 @@ fedcmd = Case(
         "": Comparison(
             SHORT,
             [
+                ("score_scale", "min-max"),
+                ("vote_on", "batches"),
                 ("distance", "mean"),
                 ("selection_rounds", 1),
                 ("selection", "personal"),
@@ -393,23 +405,48 @@ fedcmd = Case(
             tiny_models(),
         ),
         "two personal layers": Comparison(
-            {"selection_rounds": 1, "personal": "conv2+classifier", "base": "stored", "score": "absolute"},
-            [("base", "participants"), ("score", "signed"), ("personal", "conv2")],
+            {
+                "selection_rounds": 1,
+                "personal": "conv2+classifier",
+                "base": "stored",
+                "score": "absolute",
+                "score_scale": "min-max",
+            },
+            [("base", "participants"), ("score", "signed"), ("personal", "conv2"), ("score_scale", "none")],
             two_cnns(),
         ),
         "stored models": Comparison(
             {
                 "selection_rounds": 2,
                 "distance": "mean",
-                "count": "batches",
+                "score_scale": "min-max",
+                "vote_on": "pooled",
                 "selection": "personal",
                 "base": "stored",
                 "tail": "softmax",
                 "similarity": "updates",
             },
-            [("count", "clients"), ("tail", "cosine")],
+            [("vote_on", "batches"), ("tail", "cosine"), ("score_scale", "none")],
             tiny_models(),
             cohorts=7,
+        ),
+        "trained last": Comparison(
+            {"selection_rounds": 2, "candidates": "all", "score_scale": "min-max", "base": "last"},
+            [
+                ("base", "participants"),
+                ("base", "stored"),
+                ("selection", "personal"),
+                ("candidates", "dense"),
+            ],
+            two_cnns(),
+        ),
+        "trained last, clients that differ": local_statistics(
+            ("base", "participants"),
+            ("momentum", 0.51),
+            selection_rounds=1,
+            personal="fc1/classifier",
+            selection="personal",
+            base="last",
         ),
         "clients that differ": Comparison(
             {"selection_rounds": 1, "personal": "fc1/classifier"},
