@@ -84,8 +84,9 @@ class AdaptiveMean(nn.Module):
 class Norm(nn.Module):
     """Batch normalisation of maps or of features (B, d) (Ioffe & Szegedy 2015, arXiv:1502.03167).
 
-    The running statistics move by a tenth in each training step. A batch without a real row
-    would give NaN; `jaxfl.core.training.fit` runs none.
+    The running statistics move by a tenth in each training step. As in Flax, the running variance is that of
+    the batch, over m values; the paper and PyTorch have m / (m - 1) of it. A batch without a real row would
+    give NaN; `jaxfl.core.training.fit` runs none.
     """
 
     @nn.compact
