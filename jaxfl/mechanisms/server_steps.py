@@ -6,8 +6,9 @@ model, x_i client i's model after its training:
     Delta <- sum_i n_i (x_i - x) / sum_i n_i
     x     <- x + a step of SGD with momentum, Adam or Yogi along Delta, of rate server_lr
 
-The steps are Optax's: unlike the paper, Adam and Yogi correct the bias of their moments; beta_2 is 0.99 and
-tau 1e-3 as there. BatchNorm's running statistics are averaged.
+The steps are Optax's: unlike the paper, Adam and Yogi correct the bias of their moments, and Yogi's first
+moment starts at 1e-6, as its second one does; beta_2 is 0.99 and tau 1e-3 as there. BatchNorm's running
+statistics are averaged.
 """
 
 from typing import Any, Literal

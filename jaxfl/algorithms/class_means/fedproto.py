@@ -9,10 +9,10 @@ n_ic is the number of its training rows of class c, g_c the prototype of class c
     g_c  <- sum_i n_ic z_ic / sum_i n_ic                          over the clients of S_t that have c
 
 lam is the paper's lambda. As in its code every row is pulled, MSE is the mean over the features, and a row
-whose class has no prototype yet adds 0. The code takes z_ic from the batches of the local epochs, while the
-model still moves; here one more pass in evaluation mode follows. The code forgets a class that nobody in S_t
-has; here its last prototype stays. A client deploys w_i with its own classifier; `predict="nearest"` predicts
-by the nearest of the newest prototypes, as in the paper.
+whose class has no prototype yet adds 0. The code takes z_ic from the batches of the last local epoch, while
+the model still moves; here one more pass in evaluation mode follows. The code forgets a class that nobody in
+S_t has; here its last prototype stays. A client deploys w_i with its own classifier; `predict="nearest"`
+predicts by the nearest of the newest prototypes, as in the paper.
 
 Traffic: up z_ic, c and (if not `uniform`) n_ic for each class of the client; down each g_c and c.
 """

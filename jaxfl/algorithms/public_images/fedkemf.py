@@ -14,11 +14,12 @@ cohort:
 
 What we know of the paper does not say where the server's training starts. Here it starts from the mean, as in
 FedDF, because from the server's previous g (`server_start="previous"`) a pass over few images teaches it
-little. The authors' code compares logits by their squared distance and uses labels on the server; we follow
-the paper, and public images need no labels. The learning rate of local training is constant within a round,
-the authors' falls as a cosine. The server passes over D_r once, in pFedClub three times (`server_epochs`).
-The reported local loss is the sum over both networks. A client deploys w_i and never sends it; g travels both
-ways.
+little. The authors' code does start there, towards the mean of the clients' probabilities, and its clients
+step w_i before g_i learns from it. It also compares logits by their squared distance and uses labels on the
+server; we follow the paper, and public images need no labels. The learning rate of local training is constant
+within a round, the authors' falls as a cosine. The server passes over D_r once, in pFedClub three times
+(`server_epochs`). The reported local loss is the sum over both networks. A client deploys w_i and never sends
+it; g travels both ways.
 """
 
 import dataclasses

@@ -12,8 +12,9 @@ state; both are 0 at the start:
 
 Means are uniform. The server stores h / alpha, which is also defined for alpha = 0. BatchNorm's statistics
 are averaged and have no dual variable. As in the authors' code, gradients are clipped at norm 10
-(`clip_norm`). g_i stays on its client, so traffic is FedAvg's. The reported loss is the
-minimised one, which the term with g_i can make negative.
+(`clip_norm`). Here the clipped gradient includes alpha w_i; the authors add it afterwards, as weight decay.
+g_i stays on its client, so traffic is FedAvg's. The reported loss is the minimised one, which the term with
+g_i can make negative.
 """
 
 import jax

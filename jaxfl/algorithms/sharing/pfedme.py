@@ -18,7 +18,8 @@ rounds deployed models can be far below received ones.
 The inner steps use the optimiser of local training, made once per client and round, with its learning rate,
 momentum, weight decay and clipping; the defaults are those of all methods here. The authors' optimiser has no
 momentum and a decay (their mu) of 1e-3. The step of v_i is plain. The authors run R mini-batches; here a
-client runs E epochs over all of them. Their code weights clients by n_i as we do, the paper uniformly.
+client runs E epochs over all of them. Their code weights clients by n_i as we do, the paper uniformly. What
+it scores as personal is v_i, which has overwritten theta_i in memory; here it is theta_i.
 
 Only theta_i sees data, so BatchNorm's running statistics are its own and stay with it. The same statistics
 are sent with v_i and averaged into those of w; under ``bn_stats="local"`` w has none.
