@@ -41,7 +41,7 @@ CONSTANTS = {
     "pfedbayes": {"zeta": 10.0, "repeats": 5, "rho_0": -3.0, "eps_scale": 1.0, "samples": 0}  # 3.4
     | {"optimizer": "adam", "lr": 1e-3},
     "fedamp": {"lam": 1.0, "sigma": None, "alpha": None},  # 3.5; None: the median, and sigma / N
-    "fedfomo": {"downloads": 5, "epsilon": 0.0, "epsilon_decay": 0.05},  # 3.6
+    "fedfomo": {"downloads": 5, "epsilon": 0.0, "epsilon_decay": 0.05, "base": "received"},  # 3.6, 14
     "pfedhn": {"embedding": None, "hidden": 100, "depth": 3, "server_lr": 0.01}  # 3.7; None: int(1 + N / 4)
     | {"server_momentum": 0.9, "server_weight_decay": 1e-3, "server_clip_norm": 50.0},
     "compfl": COMPFL | GREEDY | {"deploy": "own"},

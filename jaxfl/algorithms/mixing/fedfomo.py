@@ -1,17 +1,24 @@
 """FedFomo: a client weights the models of others by their gain on its validation rows.
 
 Zhang et al. 2021, "Personalized Federated Learning with First Order Model Optimization", arXiv:2012.08565,
-Algorithm 1. w_i is client i's model as last trained, L_i the mean cross-entropy on its validation rows, M is
-`downloads`, P the server's affinity matrix, at first the identity. In a round every client i that takes part
+Algorithm 1. w_i is client i's model as last trained, b_i that model before this training, L_i the mean
+cross-entropy on its validation rows, M is `downloads`, P the server's affinity matrix, at first the identity.
+In a round every client i that takes part
 
     downloads the models w_j of M others, those with the largest P_ij (equal ones at random)
-    q_j   = (L_i(w_i) - L_i(w_j)) / (||w_j - w_i|| + 1e-5)
-    w_i  <- w_i + sum_j max(q_j, 0) (w_j - w_i) / sum_j max(q_j, 0)     no step where all q_j <= 0
-    w_i  <- LocalSGD(w_i)
+    q_j   = (L_i(b_i) - L_i(w_j)) / (||w_j - b_i|| + 1e-5)              for those j, and for j = i
+    b_i  <- b_i + sum_j max(q_j, 0) (w_j - b_i) / sum_j max(q_j, 0)     no step where all q_j <= 0
+    w_i  <- LocalSGD(b_i)
     P_ij <- P_ij + q_j
 
+So a client's last training counts as much as it has lowered its validation loss, and is undone where no model
+has a lower one. This base is that of the paper and its code. PFLlib has it too, but undoes nothing. FL-bench
+compares with the model just trained (``base="trained"``: b_i is w_i above, so q_i = 0), and FedCMD's tables
+are FL-bench's.
+
 Norms are over parameters. BatchNorm's statistics are mixed with their layer; if they are local, a client
-tries others' models with its own statistics. A client without validation rows has q = 0, so it only trains.
+tries others' models with its own statistics. A client without validation rows has q = 0, so it trains its own
+model further.
 
 Others are the clients of the same architecture that have ever taken part: the server keeps the last upload of
 each. The authors' code and FL-bench offer only uploads of the previous round, which leaves little choice when
@@ -29,7 +36,7 @@ A client deploys w_i as trained. It sends its model and its row of P, one number
 It receives M models, or as many as are available.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +79,8 @@ class FedFomo(Training):
     """Probability in the first round that a download is a random model; the authors' code has 0.3."""
     epsilon_decay: float = within("[0, 1]", 0.05)
     """Decrease of epsilon per round."""
+    base: Literal["received", "trained"] = "received"
+    """What a client compares other models with: its model before or after its last local training."""
 
 
 class State(NamedTuple):
@@ -79,13 +88,15 @@ class State(NamedTuple):
 
     Args:
       hyper: the options.
-      weights: the clients' models (n_g, ...).
+      weights: the clients' models w (n_g, ...).
+      base: the models b (n_g, ...) with which they compare others.
       uploaded: (n_g,) bool, whether a client has ever taken part.
       affinity: (n_g, N), the rows of P, whose columns are ids.
     """
 
     hyper: FedFomo
     weights: PerGroup
+    base: PerGroup
     uploaded: PerGroup
     affinity: PerGroup
 
@@ -140,32 +151,36 @@ def build(config: FedFomo) -> Algorithm:
         own = own_models.start(key, federation)
         uploaded = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
         identity = jnp.eye(federation.clients, dtype=federation.mean.dtype)
-        return State(hyper, own, uploaded, per_group(lambda group: identity[group.id], federation.groups))
+        affinity = per_group(lambda group: identity[group.id], federation.groups)
+        return State(hyper, own, own, uploaded, affinity)
 
     def arrive(key, client, federation, epsilon, pool, own) -> Arrival:
         """Download models, evaluate one after another, and mix."""
-        w, affinity = own
+        w, b, affinity = own
+        # Without validation rows nothing speaks for the model just trained, nor against it.
+        b = jax.tree.map(lambda b, w: jnp.where(client.validation_size > 0, b, w), b, w)
         key = jax.random.fold_in(key, EXPLORATION)
-        chosen, present = choose(key, affinity, pool, client.id, config.downloads, epsilon)
-        so_far = validation.loss(client, w, federation)
+        chosen, downloaded = choose(key, affinity, pool, client.id, config.downloads, epsilon)
+        tried = jnp.append(chosen, jnp.argmax(pool.id == client.id).astype(chosen.dtype))
+        so_far = validation.loss(client, b, federation)
 
-        def look(carry, download):
+        def look(carry, trial):
             pull, total = carry
-            place, present = download
+            place, present = trial
             other = jax.tree.map(lambda leaf: leaf[place], pool.models)
             other = own_models.with_own_stats(other, w, config.bn_stats)
-            away = optax.tree.sub(other, w)
+            away = optax.tree.sub(other, b)
             better = so_far - validation.loss(client, other, federation)
             q = jnp.where(present, better / (optax.tree.norm(away.params) + EPS), 0)
             gain = jnp.maximum(q, 0)
             pull = jax.tree.map(lambda pull, away: pull + gain * away, pull, away)
             return (pull, total + gain), q
 
-        nothing = jax.tree.map(jnp.zeros_like, w), jnp.zeros_like(so_far)
-        (pull, total), q = scan(look, nothing, (chosen, present))
+        nothing = jax.tree.map(jnp.zeros_like, b), jnp.zeros_like(so_far)
+        (pull, total), q = scan(look, nothing, (tried, jnp.append(downloaded, True)))
         share = 1 / jnp.where(total > 0, total, 1)
-        mixture = jax.tree.map(lambda w, pull: w + share * pull, w, pull)
-        return Arrival(mixture, affinity.at[pool.id[chosen]].add(q), present.sum(dtype=jnp.int32))
+        mixture = jax.tree.map(lambda b, pull: b + share * pull, b, pull)
+        return Arrival(mixture, affinity.at[pool.id[tried]].add(q), downloaded.sum(dtype=jnp.int32))
 
     def on_clients(f, key, state, federation, cohort):
         """Return ``f(key, client, Arrival)`` for the clients of a cohort."""
@@ -183,8 +198,8 @@ def build(config: FedFomo) -> Algorithm:
             federation.groups,
             state.uploaded,
         )
-        own = tuple(zip(gather(state.weights, cohort), gather(state.affinity, cohort), strict=True))
-        return map_clients(client, key, federation, cohort, pools, own)
+        kept = (gather(of_all, cohort) for of_all in (state.weights, state.base, state.affinity))
+        return map_clients(client, key, federation, cohort, pools, tuple(zip(*kept, strict=True)))
 
     def receive(key, state, federation, cohort):
         mixtures = on_clients(lambda key, client, arrival: arrival.weights, key, state, federation, cohort)
@@ -196,14 +211,16 @@ def build(config: FedFomo) -> Algorithm:
         def client(key, client, arrival):
             loss, rows = cross_entropy(client.model), own_rows(client, federation, hyper)
             trained = descend(loss, arrival.weights, key, rows, hyper)
-            return trained.weights, arrival.affinity, arrival.received, trained.loss, trained.steps == 0
+            base = trained.weights if config.base == "trained" else arrival.weights
+            return trained.weights, base, arrival.affinity, arrival.received, trained.loss, trained.steps == 0
 
         outputs = on_clients(client, key, state, federation, cohort)
-        trained, affinity, received, loss, idle = zip(*outputs, strict=True)
+        trained, base, affinity, received, loss, idle = zip(*outputs, strict=True)
         up, down = traffic(state, federation, cohort, received)
         state = State(
             hyper,
             scatter(state.weights, cohort, trained),
+            scatter(state.base, cohort, base),
             scatter(state.uploaded, cohort, per_group(lambda slots: slots.mask, cohort.groups)),
             scatter(state.affinity, cohort, affinity),
         )

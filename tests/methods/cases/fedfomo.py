@@ -21,8 +21,10 @@ EPS = 1e-5
 
 def start(clients, initial, options):
     """Start with own models, none uploaded, and affinities of 1 to oneself."""
+    own = {i: initial[client.group] for i, client in enumerate(clients)}
     return {
-        "own": {i: initial[client.group] for i, client in enumerate(clients)},
+        "own": own,
+        "base": own,
         "uploaded": dict.fromkeys(range(len(clients)), False),
         "affinity": dict(enumerate(np.eye(len(clients)))),
     }
@@ -30,34 +32,36 @@ def start(clients, initial, options):
 
 def step(state, clients, cohort, options):
     """Download, mix, train, and report to the server."""
-    own, affinity, losses = dict(state["own"]), dict(state["affinity"]), {}
+    own, base, affinity, losses = dict(state["own"]), dict(state["base"]), dict(state["affinity"]), {}
     for i, draw in cohort.draws.items():
         begun, affinity[i] = mixture(state, clients, i, draw, options, cohort.t)
         own[i], losses[i] = descend(begun, plain_loss(clients[i]), draw["train"], options)
+        base[i] = begun if options.base == "received" else own[i]
     uploaded = state["uploaded"] | dict.fromkeys(cohort.draws, True)
-    return {"own": own, "uploaded": uploaded, "affinity": affinity}, losses
+    return {"own": own, "base": base, "uploaded": uploaded, "affinity": affinity}, losses
 
 
 def mixture(state, clients, i, draw, options, t):
     """Return the model from which client i starts in round t, and its new row of affinities."""
-    own, row, x, q = state["own"][i], state["affinity"][i].copy(), clients[i].x_validation, {}
+    own, base, row = state["own"][i], state["base"][i], state["affinity"][i].copy()
+    x, y = clients[i].x_validation, clients[i].y_validation
+    if not len(x):
+        return own, row
 
     def loss(weights):
-        if not len(x):
-            return 0.0
-        return cross_entropy(nets.logits(clients[i].net, weights, x), clients[i].y_validation)[0]
+        return cross_entropy(nets.logits(clients[i].net, weights, x), y)[0]
 
-    for j in downloads(state, clients, i, draw, options, t):
-        other = own | sent(state["own"][j], options)
-        distance = sum(((other[n] - own[n]) ** 2).sum() for n in own if not nets.is_statistic(n))
-        q[j] = (loss(own) - loss(other)) / (np.sqrt(distance) + EPS)
+    models = {j: own | sent(state["own"][j], options) for j in downloads(state, clients, i, draw, options, t)}
+    models[i] = own
+    q = {}
+    for j, model in models.items():
+        distance = sum(((model[n] - base[n]) ** 2).sum() for n in base if not nets.is_statistic(n))
+        q[j] = (loss(base) - loss(model)) / (np.sqrt(distance) + EPS)
         row[j] += q[j]
     worth = {j: value for j, value in q.items() if value > 0}
-    begun = dict(own)
-    for j, value in worth.items():
-        for name, w in sent(state["own"][j], options).items():
-            begun[name] = begun[name] + value / sum(worth.values()) * (w - own[name])
-    return begun, row
+    if not worth:
+        return base, row
+    return {n: sum(q / sum(worth.values()) * models[j][n] for j, q in worth.items()) for n in base}, row
 
 
 def downloads(state, clients, i, draw, options, t):
@@ -103,8 +107,9 @@ def draws(key, client, models, options):
 
 
 def view(state, federation, t):
-    """Return models, which clients have uploaded one, and the rows of P."""
+    """Return models, their bases, which clients have uploaded one, and the rows of P."""
     return recording.own_models(state, federation, t) | {
+        "base": by_client(state.base, federation),
         "uploaded": by_client(state.uploaded, federation),
         "affinity": by_client(state.affinity, federation),
     }
@@ -125,7 +130,10 @@ def validating(*models, without=()):
 @pytest.mark.long
 def a_client_alone_in_its_architecture_is_local():
     alone = validating((mlp(), 1), (mlp(hidden=4), 4))
-    fedfomo, local = (run(name, alone, **TRAINING)[-1][0] for name in ("fedfomo", "local"))
+    fedfomo, local = (
+        run(name, alone, **TRAINING | options)[-1][0]
+        for name, options in (("fedfomo", {"base": "trained"}), ("local", {}))
+    )
     assert_same(fedfomo.weights[0], local.kept[0])
     assert fedfomo.affinity[0].tolist() == [[1, 0, 0, 0, 0]]
 
@@ -179,7 +187,8 @@ fedfomo = Case(
     short=EXPLORING,
     idle_rates={"epsilon_decay"},  # changes none of these few draws; the comparison "exploring" tests it
     comparisons={
-        "": Comparison(mistakes=[("downloads", 1)]),
+        "": Comparison(mistakes=[("downloads", 1), ("base", "trained")]),
+        "FL-bench's base": Comparison({"base": "trained"}, [("base", "received")]),
         "exploring": Comparison(
             {"downloads": 1, "epsilon": 1.0, "epsilon_decay": 0.28},
             [("epsilon", 0.3), ("epsilon_decay", 0.9), ("downloads", 2)],
