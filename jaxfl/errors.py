@@ -22,9 +22,10 @@ def without_traceback(error: JaxflError) -> JaxflError:
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return the end of a sentence: what the user may have meant, with a prefix, or the known names."""
     known = [prefix + entry for entry in known if not entry.startswith("_")]
-    close = difflib.get_close_matches(prefix + name, known, n=1, cutoff=0.65)
+    by_lower = {entry.lower(): entry for entry in known}
+    close = difflib.get_close_matches((prefix + name).lower(), by_lower, n=1, cutoff=0.65)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {by_lower[close[0]]!r}?"
     if len(known) > 40:
         return f"none of the {len(known)} known names is similar."
     return f"choose from {', '.join(known)}." if known else "there are none."

@@ -131,9 +131,11 @@ def print_result(result: dict, folder: Path) -> None:
     OUT.print(as_text(tabulate([(result["method"], result)]), OUT.width))
     if result.get("stopped"):
         OUT.print(f"It has stopped after round {result['rounds']}: {result['stopped']}.")
-    parts = ", ".join(f"{name} {value:.1f} s" for name, value in result["seconds"].items())
+    seconds = result["seconds"]
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
     pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
-    OUT.print(f"{folder}: result.json, metrics.jsonl, clients.csv, {pictures} ({parts})")
+    OUT.print(f"{folder}: result.json, metrics.jsonl, clients.csv, {pictures}")
+    OUT.print(f"{sum(seconds.values()):.1f} s: {parts}")
 
 
 def print_exported(files: list[Path]) -> None:

@@ -1,7 +1,7 @@
 """The tables of `jaxfl list`: all that has a name, and the options of each."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from rich.table import Table as RichTable
 
@@ -17,54 +17,63 @@ from jaxfl.data.shift import SHIFTS
 from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.models.zoo import GIVEN, MODELS, described
 
-
-def everything() -> Iterator[RichTable]:
-    """Yield a table each of methods, models, partitions, topologies, shifts, schedules and data sets."""
-    methods = RichTable(
-        "method", "what", "paper", "options of its own", title="Methods", title_justify="left"
-    )
-    common = hints(Training)
-    for method in registry.METHODS.values():
-        own = [name for name in hints(method.config) if name not in common]
-        methods.add_row(method.name, method.summary, method.paper, ", ".join(own))
-    yield methods
-    for title, kind, table, options in (
-        ("Models", "model", MODELS, described),
-        ("Partitions", "partition", PARTITIONS, choices.described),
-        ("Topologies", "topology", TOPOLOGIES, choices.described),
-        ("Shifts of clients' images", "shift", SHIFTS, choices.described),
-        ("Schedules", "schedule", SCHEDULES, choices.described),
-    ):
-        drawn = RichTable(kind, "what", "options", title=title, title_justify="left")
-        for name, function in table.items():
-            own = ", ".join(f"{option.name}={option.default}" for option in options(function))
-            drawn.add_row(name, _first_line(function), own)
-        yield drawn
-    sources = RichTable("data set", "what", title="Data sets", title_justify="left")
-    for reader in READERS:
-        for name, what in reader.examples.items():
-            sources.add_row(name, what)
-    yield sources
+NAMED = {  # by their name in the plural, which `jaxfl list` takes
+    "methods": registry.METHODS,
+    "models": MODELS,
+    "partitions": PARTITIONS,
+    "topologies": TOPOLOGIES,
+    "shifts": SHIFTS,
+    "schedules": SCHEDULES,
+    "datasets": {name: what for reader in READERS for name, what in reader.examples.items()},
+}
+CHOICES = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES}
 
 
-def options_of(name: str) -> RichTable:
-    """Return a table of a method's, model's, partition's, topology's, shift's or schedule's options."""
-    table = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES}
-    found = choices.lookup("method, model, partition, topology, shift or schedule", table, name)
-    if isinstance(found, Method):
-        config = found.config()
-        what, sentences = found.summary, helps(type(config))
-        options = [
-            choices.Option(option, text(getattr(config, option)), sentences.get(option, ""))
-            for option in own_first(type(config))
-        ]
-    else:
-        builds = set(GIVEN) <= set(inspect.signature(found).parameters)  # a model
-        what, options = _first_line(found), (described if builds else choices.described)(found)
+def all_of(kind: str) -> RichTable:
+    """Return the table of one kind in `NAMED`: names, what they are, and their options."""
+    heads = ("name", "what", "paper", "options of its own")
+    if kind != "methods":
+        heads = ("name", "what") if kind == "datasets" else ("name", "what", "options")
+    table = RichTable(*heads, title=kind.capitalize(), title_justify="left")
+    for name, found in NAMED[kind].items():
+        if isinstance(found, str):
+            table.add_row(name, found)
+        elif isinstance(found, Method):
+            own = [option for option in hints(found.config) if option not in hints(Training)]
+            table.add_row(name, found.summary, found.paper, ", ".join(own))
+        else:
+            own = ", ".join(f"{option.name}={option.default}" for option in options_of(found))
+            table.add_row(name, _first_line(found), own)
+    return table
+
+
+def table_of(name: str) -> RichTable:
+    """Return the table of a kind in `NAMED`, or that of the options of a method, model, partition, ...
+
+    Raises:
+      JaxflError: if there is no such name.
+    """
+    if name in NAMED:
+        return all_of(name)
+    found = choices.lookup("method, model, partition, topology, shift or schedule", CHOICES | NAMED, name)
+    what = found.summary if isinstance(found, Method) else _first_line(found)
     table = RichTable("option", "default", "what", title=f"{name}: {what}", title_justify="left")
-    for option in options:
+    for option in options_of(found):
         table.add_row(*option)
     return table
+
+
+def options_of(found: Method | Callable) -> list[choices.Option]:
+    """Return the options of a method, a model, a partition, ..., a method's own ones first."""
+    if not isinstance(found, Method):
+        builds = set(GIVEN) <= set(inspect.signature(found).parameters)  # a model
+        return (described if builds else choices.described)(found)
+    config = found.config()
+    sentences = helps(type(config))
+    return [
+        choices.Option(option, text(getattr(config, option)), sentences.get(option, ""))
+        for option in own_first(type(config))
+    ]
 
 
 def _first_line(function: Callable) -> str:

@@ -309,13 +309,13 @@ def _bench_device(arguments: list[str]) -> None:
 def _list(arguments: list[str]) -> None:
     from jaxfl.cli import catalogue  # here: no other command needs all that can be named
 
-    for name in arguments:
-        OUT.print(catalogue.options_of(name))
-    if arguments:
-        return
-    for table in catalogue.everything():
-        OUT.print(table)
-    OUT.print("jaxfl list NAME shows the options of a method, model, partition, topology, shift or schedule.")
+    for name in arguments or catalogue.NAMED:
+        OUT.print(catalogue.table_of(name))
+    if not arguments:
+        OUT.print(
+            f"jaxfl list NAME shows one of these tables ({', '.join(catalogue.NAMED)}), or the options of a "
+            "method, model, partition, topology, shift or schedule."
+        )
 
 
 def _check(arguments: list[str]) -> None:

@@ -11,6 +11,7 @@ from jaxfl.config import choices
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.given import elsewhere
 from jaxfl.config.options import alternatives, hints
+from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.files import read_text
 
@@ -59,28 +60,45 @@ def parse(program: str, arguments: list[str], compared: Sequence[str] = (), **de
     parsed, unknown = parse_flags(program, arguments, **defaults)
     if unknown:
         if not unknown[0].startswith("-"):
-            raise JaxflError(_stray(program, unknown[0], arguments, defaults.values()))
-        raise JaxflError(_unknown_option(program, unknown[0], compared, defaults.values()))
+            raise JaxflError(_stray(program, unknown[0], arguments, compared, defaults.values()))
+        raise JaxflError(_unknown_option(program, unknown[0], arguments, compared, defaults.values()))
     return parsed
 
 
-def _unknown_option(program: str, word: str, compared: Sequence[str], defaults: Iterable[Any]) -> str:
-    flag = word.partition("=")[0]
+def _unknown_option(
+    program: str, word: str, arguments: list[str], compared: Sequence[str], defaults: Iterable[Any]
+) -> str:
+    flag, _, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
     owners = registry.owners(name)
     if owners and program.startswith("resume"):
         return f"jaxfl resume has no option {flag}; a run keeps those that it was begun with, in config.json."
-    if owners:
-        meant = [choice for choice in compared if choices.split(choice)[0] in owners] or owners
-        advice = f"write {meant[0]},{name}=VALUE" if compared else f"see jaxfl {program} --help"
-        return f"{flag} is an option of {', '.join(owners)}, not of jaxfl {program}; {advice}."
+    after = arguments[arguments.index(word) + 1 :]
+    value = value or next((given for given in after[:1] if not given.startswith("--")), "VALUE")
+    named = [part for given in arguments for part in given.split("=", 1)]
+    meant = next((choice for choice in (*compared, *named) if _has_option(choice, name)), None)
+    if meant or owners:
+        whose = choices.split(meant)[0] if meant else ", ".join(owners)
+        choice = meant or (owners[0] if compared else None)
+        advice = f"write {choice},{name}={value}" if choice else f"see jaxfl {program} --help"
+        return f"{flag} is an option of {whose}, not of jaxfl {program}; {advice}."
     known = [option.replace("_", "-") for part in defaults for option in hints(type(part))]
     if ours := elsewhere(name, known):
         return f"jaxfl {program} has no option {flag}; here it is --{ours}."
     return f"jaxfl {program} has no option {flag}; {nearest(flag.lstrip('-'), known, '--')}"
 
 
-def _stray(program: str, word: str, arguments: list[str], defaults: Iterable[Any]) -> str:
+def _has_option(word: str, name: str) -> bool:
+    """Return whether a word is a choice of a method, partition, ... of jaxfl that has an option."""
+    from jaxfl.cli import catalogue  # here: only messages need all that can be named
+
+    found = catalogue.CHOICES.get(word.partition(",")[0])
+    return found is not None and any(option.name == name for option in catalogue.options_of(found))
+
+
+def _stray(
+    program: str, word: str, arguments: list[str], compared: Sequence[str], defaults: Iterable[Any]
+) -> str:
     """Return the message about a word that is no flag and no flag's value."""
     place = max(i for i, given in enumerate(arguments) if given == word or given.endswith(f"={word}"))
     flags = [name.partition("=")[0] for name in arguments[: place + 1] if name.startswith("-")]
@@ -96,6 +114,11 @@ def _stray(program: str, word: str, arguments: list[str], defaults: Iterable[Any
         advice = f"{flags[-1]} is a switch and takes no value"
     elif last is not None:
         advice = f"{flags[-1]} takes a single value"
+        name = flags[-1].removeprefix("--").replace("-", "_")
+        if any(name in hints(type(part)) for part in defaults if isinstance(part, Training)):
+            choice = next(iter(compared), program.rpartition(" ")[2])
+            before = arguments[place - 1].rpartition("=")[2]
+            advice += f"; jaxfl compare {choice},{name}={{{before},{word}}} tries several"
     return f"jaxfl {program} does not know what to do with {word!r}; {advice}."
 
 

@@ -44,17 +44,18 @@ def own_code() -> Iterator[None]:
         if not frames:
             raise
         *_, raised_in = traceback.walk_tb(error.__traceback__)
-        by_hand = None if raised_in[0] is frames[-1].tb_frame else Path(raised_in[0].f_code.co_filename)
         where = f"{_line(frames[-1])}, in {frames[-1].tb_frame.f_code.co_name}"
-        if by_hand and by_hand.is_relative_to(PACKAGE):
-            where += f", which jaxfl refuses in {by_hand.relative_to(PACKAGE)}"
+        # What jaxfl refuses there has a sentence, and one of these types.
+        refused = Path(raised_in[0].f_code.co_filename).is_relative_to(PACKAGE)
+        refused &= type(error) in (TypeError, ValueError) and bool(str(error))
+        words = first_line(error) if refused else in_a_line(error)
         trace = None
         for frame in reversed(frames):
             trace = types.TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
         cause = error.with_traceback(trace)
         notes = getattr(cause, "__notes__", [])
         cause.__notes__ = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]  # none is left
-        raise OwnCodeError(f"{where}: {in_a_line(error)}.") from cause
+        raise OwnCodeError(f"{where}: {words}.") from cause
 
 
 def load(path: Path, attribute: str) -> Any:
@@ -243,7 +244,12 @@ TRACED = (
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error's first line, ``NameError: name 'x' is not defined``, and what that lacks."""
+    """Return ``NameError: name 'x' is not defined``, with what the first line lacks."""
+    return f"{type(error).__name__}: {first_line(error)}".rstrip(": ")
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's first line without a full stop, and what it lacks."""
     first, _, more = str(error).strip().partition("\n")
     if isinstance(error, TRACED):
         first = (
@@ -252,4 +258,4 @@ def in_a_line(error: BaseException) -> str:
         )
     elif first.startswith("pytree structure error"):  # where and how they differ is below
         first += " " + " ".join(more.split())[:300]
-    return f"{type(error).__name__}: {first}".rstrip(".: ")
+    return first.rstrip(".: ")

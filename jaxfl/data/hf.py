@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.options import as_path
-from jaxfl.data.sources import Source, from_arrays
+from jaxfl.data.sources import Source, from_arrays, require_everywhere
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional, quiet
 
@@ -52,11 +52,8 @@ def read_source(choice: str) -> Source:
         )
     train = np.arange(sum(map(len, parts))) < len(parts[0]) if len(parts) > 1 else None
     columns = _columns(parts, [key for key, kind in kinds.items() if _is_column(datasets, kind)])
-    if label not in columns:
-        raise JaxflError(
-            f"{PREFIX}{name}: some rows have no {label}; leave these out, or choose label=COLUMN."
-        )
     labels, classes = columns.pop(label), getattr(kinds[label], "num_classes", None)
+    require_everywhere(f"{PREFIX}{name}", label, labels)
     if classes is None:
         known, labels = np.unique(labels, return_inverse=True)
         if len(known) > 2 and known.dtype.kind == "i" and known[0] < 0:  # two may be -1 and 1
@@ -154,9 +151,13 @@ def _is_column(datasets, kind) -> bool:
 
 
 def _columns(parts, names: list[str]) -> dict[str, np.ndarray]:
-    """Return the columns of all parts, (N,) by name, in which every row has a value."""
-    found = {name: np.concatenate([np.asarray(part[name][:]) for part in parts]) for name in names}
-    return {name: values for name, values in found.items() if values.dtype.kind in "biuSU"}
+    """Return the columns of all parts, (N,) by name: integers, or words if some row has no value ("")."""
+
+    def of_all(values):
+        words = ["" if value is None else str(value) for value in values]
+        return np.array(words if None in values else values)
+
+    return {name: of_all([value for part in parts for value in part[name][:]]) for name in names}
 
 
 def _images(name: str, parts, key: str, kind) -> np.ndarray:

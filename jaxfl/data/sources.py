@@ -54,7 +54,7 @@ def column(source: Source, name: str) -> np.ndarray:
     """Return a column of the data, (N,); "row", if the data have none, is the number of each row in them.
 
     Raises:
-      JaxflError: if there is no such column.
+      JaxflError: if there is no such column, or some rows have no value in it.
     """
     if name == "row" and name not in source.columns:
         return numbers(source)
@@ -62,7 +62,21 @@ def column(source: Source, name: str) -> np.ndarray:
         raise JaxflError(
             f"{source.name} has no column {name!r} of integers or words; {nearest(name, source.columns)}"
         )
+    require_everywhere(source.name, name, source.columns[name])
     return source.columns[name]
+
+
+def require_everywhere(name: str, column: str, values: np.ndarray) -> None:
+    """Refuse words (N,) of which some are empty: rows without a value.
+
+    Raises:
+      JaxflError: saying how many, and the first.
+    """
+    if values.dtype.kind in "SU" and (without := np.flatnonzero(values == values.dtype.type())).size:
+        raise JaxflError(
+            f"{name}: {len(without)} of {len(values)} rows have no {column!r}, the first is row "
+            f"{without[0]}; leave these rows out, or choose another column."
+        )
 
 
 def of_classes(source: Source, chosen: str) -> Source:

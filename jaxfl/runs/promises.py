@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.config.own_code import own_code
 from jaxfl.core import tree
 from jaxfl.core.advance import with_host_info
 from jaxfl.core.check import check
@@ -23,6 +24,7 @@ from jaxfl.core.schedule import is_options
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.sharing import sharing
 from jaxfl.models import zoo
 from jaxfl.runs.variant import Variant
@@ -86,14 +88,28 @@ def tried(variant: Variant) -> Iterable[Found]:
       variant: the method with its options.
 
     Raises:
-      JaxflError: if the method does not keep the protocol, see `jaxfl.core.check`.
+      JaxflError: if the method does not keep the protocol, see `jaxfl.core.check`: nothing can be tried then.
     """
-    trial = begin(variant)
+    try:
+        with own_code():
+            trial = begin(variant)
+    except JaxflError as error:
+        error.args = (f"{error} None of {len(PROMISES)} promises could be tried.",)
+        raise
     for sentence, promise in PROMISES.items():
-        seen = promise(trial) or ""
+        seen = _seen(promise, trial)
         yield Found(sentence, seen, broken=bool(seen))
     for sentence, expectation in EXPECTATIONS.items():
-        yield Found(sentence, expectation(trial) or "", broken=False)
+        yield Found(sentence, _seen(expectation, trial), broken=False)
+
+
+def _seen(promise: Callable[[Trial], str | None], trial: Trial) -> str:
+    """Return what speaks against a promise, also an error; empty if it is kept."""
+    try:
+        with own_code():
+            return promise(trial) or ""
+    except JaxflError as error:
+        return str(error)
 
 
 def begin(variant: Variant) -> Trial:

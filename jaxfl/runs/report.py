@@ -19,7 +19,7 @@ from jaxfl.runs.config import at_own_default, experiment
 from jaxfl.runs.measures import measure
 from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
-from jaxfl.runs.result import OTHER_DATA, SELECTED, selected
+from jaxfl.runs.result import OTHER_DATA, notes_on_selected, selected
 from jaxfl.runs.table import (
     Table,
     absent,
@@ -116,7 +116,7 @@ def _tabulated(
         results.append((label, result | {"targets": by_target(of_run, target)}))
         metrics.setdefault(label, []).append(of_run)
         by_draw.setdefault(label, {})[draw] = result
-    notes = [SELECTED] if select == "validation" else []
+    notes = notes_on_selected(select, (result for _, result in results))
     notes += _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
     notes += notes_on_code({label: list(of_label.values()) for label, of_label in by_draw.items()})

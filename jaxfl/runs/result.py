@@ -1,6 +1,6 @@
 """Per-round records and the result of a run: accuracies, bytes, operations, seconds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -228,10 +228,7 @@ def _finite(loss: float) -> float | None:
     return float(loss) if np.isfinite(loss) else None
 
 
-SELECTED = (
-    "The accuracies are those at the evaluation with the best accuracy on validation rows; newcomers' are "
-    "those at the end."
-)
+SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
 OTHER_DATA = "These runs have different data: their accuracies are not comparable."
 NO_VALIDATION = (
     "clients have no validation rows to select an evaluation by; runs with a validation_fraction have some."
@@ -266,6 +263,14 @@ def best(label: str, metrics: list[dict]) -> dict:
     if None in validations:
         raise JaxflError(f"{label}: {NO_VALIDATION}")
     return scored[int(np.argmax(validations))]
+
+
+def notes_on_selected(select: str, results: Iterable[dict]) -> list[str]:
+    """Return a note on results of `selected`, if that has changed them."""
+    if select == "last":
+        return []
+    joined = any("newcomers" in result for result in results)
+    return [SELECTED, *(["Newcomers' accuracies are those at the end."] if joined else [])]
 
 
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:

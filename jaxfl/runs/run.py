@@ -1,5 +1,6 @@
 """One run, from its options to its result: begun, repeated, or resumed from only its folder."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def run(
         if nothing was, the folder is removed.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    follow = Log(log)
+    since, follow = time.perf_counter(), Log(log)
     setup = provided(setup, [variant])
     folder = folder or store.free_folder(variant.method.name, setup.data.dataset)
     store.check_free(folder)
@@ -74,7 +75,7 @@ def run(
         data = start_from(data, setup, saved, observer)
         spent = compilation(variant.programs)
         job, begun = start(folder, variant, setup, data, watch)
-        return folder, _only(proceed(job, [begun], data.client_devices, spent, profile))
+        return folder, _only(proceed(job, [begun], data.client_devices, spent, profile, since))
 
 
 def repeat(old: Path, folder: Path | None = None, seed: int | None = None, **options) -> tuple[Path, dict]:
@@ -127,7 +128,7 @@ def resume(
         cannot become as long as asked for.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    data_dir = data_dir and as_path(data_dir).absolute()
+    since, data_dir = time.perf_counter(), data_dir and as_path(data_dir).absolute()
     agree("options", (rounds, devices, data_dir, changed_code, folder.absolute()))
     follow, config = Log(log), store.read_config(folder)
 
@@ -174,7 +175,7 @@ def resume(
             observer.prepared(setup, data, 1)
             spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
             begun = reopen(folder, variant, setup, data, watch)
-            return _only(proceed(job, [begun], data.client_devices, spent))
+            return _only(proceed(job, [begun], data.client_devices, spent, None, since))
 
 
 def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> tuple[Job, Run]:

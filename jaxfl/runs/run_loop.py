@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -75,6 +76,7 @@ def proceed(
     client_devices: PerGroup | None,
     spent: tuple[int, float],
     profile: Path | None = None,
+    since: float | None = None,
 ) -> list[dict | JaxflError]:
     """Run all runs of a job to the end.
 
@@ -86,6 +88,8 @@ def proceed(
       client_devices: how fast the clients are, if known, see `jaxfl.runs.architectures.client_devices`.
       spent: `compilation` before anything was compiled for them.
       profile: folder for a trace of the second chunk of rounds, or of the only one.
+      since: when the work for a single run began, by `time.perf_counter`; its result then has the seconds
+        that no record has (data, models, pictures) as "rest".
 
     Returns:
       For each run its result, see `jaxfl.runs.result.result`, or the error that ended it while the others
@@ -98,6 +102,7 @@ def proceed(
     """
     Thread(target=importlib.import_module, args=["jaxfl.runs.plot"]).start()  # while programs are compiled
     compilations, seconds = spent
+    done = runs[0].done
     ended, outcomes = _train(job, runs, client_devices, seconds, profile), []
     for i, run in enumerate(runs):
         if i in ended:
@@ -107,7 +112,7 @@ def proceed(
             continue
         compiled_by_now, _ = compilation(job.programs)
         try:
-            outcomes.append(_conclude(job, run, client_devices, compiled_by_now - compilations))
+            outcomes.append(_conclude(job, run, client_devices, compiled_by_now - compilations, done, since))
             compilations = compiled_by_now
         except JaxflError as error:
             outcomes.append(error)
@@ -265,8 +270,19 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
     return known
 
 
-def _conclude(job: Job, run: Run, client_devices: PerGroup | None, compilations: int) -> dict:
-    """Write the result and the pictures of a run whose rounds are done, and return the result."""
+def _conclude(
+    job: Job, run: Run, client_devices: PerGroup | None, compilations: int, before: int, since: float | None
+) -> dict:
+    """Write the result and the pictures of a run whose rounds are done, and return the result.
+
+    Args:
+      job: the run's job.
+      run: the run.
+      client_devices: see `proceed`.
+      compilations: number of programs compiled for it.
+      before: number of rounds that other processes have computed.
+      since: see `proceed`.
+    """
     from jaxfl.data.pictures import draw  # here, so that the first rounds do not wait for it
     from jaxfl.runs import plot
 
@@ -296,5 +312,8 @@ def _conclude(job: Job, run: Run, client_devices: PerGroup | None, compilations:
     names = store.read_partition(folder).names
     table = clients.as_csv(metrics, job.federation, names, client_devices)
     files.write_texts(folder, {"clients.csv": table})
+    if since is not None:
+        timed = itertools.chain(*(record.get("seconds", {}).values() for record in metrics[before:]))
+        summary["seconds"]["rest"] = time.perf_counter() - since - sum(timed)
     files.write_json(folder / store.RESULT, summary)
     return summary

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfl.runs.measures import Measure, known_measures, measure
 from jaxfl.runs.paired import UNPAIRED, Difference, Draw, notes_on, paired
-from jaxfl.runs.result import OTHER_DATA, SELECTED
+from jaxfl.runs.result import OTHER_DATA, notes_on_selected
 from jaxfl.runs.study_file import (
     METHOD,
     SHOW,
@@ -167,7 +167,7 @@ def _notes(cells: Cells) -> list[str]:
     notes = [f"{study.title}: {shown}{spread}."] + [
         f"{word}: {text}" for word, text in (("Claim", study.claim), ("Power", study.power)) if text
     ]
-    notes += [SELECTED] if study.select == "validation" else []
+    notes += notes_on_selected(study.select, found)
     missing = expected * len(settings(study)) * len(study.methods) - len(found)
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []

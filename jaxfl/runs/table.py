@@ -128,7 +128,8 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
         (label, [cell([column.value(result) for result in of_label]) for column in shown])
         for label, of_label in seeds.items()
     ]
-    notes = [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
+    notes = ["received: the models that clients start a round from, scored before they train."]
+    notes += [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
     notes += [
         f"{label} sends newcomers nothing: before joining they have their initial weights."
         for label, of_label in seeds.items()

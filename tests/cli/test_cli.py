@@ -118,6 +118,8 @@ def test_list_has_every_name(capsys):
     for name in [*registry.METHODS, *MODELS, *PARTITIONS, "digits"]:
         assert f" {name} " in out
     assert "head_init" in out and "min_samples" in out
+    alone = printed(capsys, "list partitions")
+    assert "min_samples" in alone and "head_init" not in alone
 
 
 def test_names_are_not_taken_for_pictures(folder, capsys):

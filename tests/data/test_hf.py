@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from jaxfl.data.readers import absolute, load
+from jaxfl.data.sources import column
 from jaxfl.errors import JaxflError
 
 datasets = pytest.importorskip("datasets")
@@ -102,7 +103,7 @@ def test_vectors_with_labels_in_words_are_read_from_parquet(tmp_path, monkeypatc
     [
         ("", "does not say which column is the label: fine, coarse; choose one by label=COLUMN"),
         (",label=fin", "has no column 'fin' of labels; did you mean 'fine'"),
-        (",label=note", "some rows have no note"),
+        (",label=note", "1 of 12 rows have no 'note', the first is row 0"),
         (",image=writer", "has no column 'writer' of images or vectors; it has picture"),
         (",label=fine", r"picture has 2 sizes, such as \(3, 3\) and \(4, 5\)"),
     ],
@@ -145,3 +146,11 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
         datasets.Dataset.from_dict(rows, features=kinds).save_to_disk(str(tmp_path / str(number)))
         with pytest.raises(JaxflError, match="the image of row 3 cannot be read"):
             load(f"hf:{tmp_path}/{number}")
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_rows_without_an_owner_are_named(tmp_path, nothing):
+    images(writer=[*WRITERS[:7], nothing, *WRITERS[8:]]).save_to_disk(str(tmp_path))
+    source = load(f"hf:{tmp_path},label=fine")
+    with pytest.raises(JaxflError, match="1 of 12 rows have no 'writer'"):
+        column(source, "writer")

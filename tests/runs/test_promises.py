@@ -186,3 +186,18 @@ def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatc
     printed = capsys.readouterr()
     assert "my.py:my,steps=3 does not keep 1 of 2 promises" in printed.err and "again" in printed.out
     assert re.search(r"every rate has an effect\W+perhaps\W+nothing depends on mu", printed.out)
+
+
+def test_an_error_breaks_only_the_promise_that_it_is_in(monkeypatch):
+    """Here the number of places is divided by, which is 5 - 5 with two more of them."""
+
+    def of_places(state, info, federation, cohort):
+        return moved(state, 0 / (5 - cohort.groups[0].mask.size)), info
+
+    kept = (promises.ignores_empty_places, promises.counts_what_is_sent)
+    some = {name: promise for name, promise in promises.PROMISES.items() if promise in kept}
+    monkeypatch.setattr(promises, "PROMISES", some)
+    monkeypatch.setattr(promises, "EXPECTATIONS", {})
+    first, second = promises.tried(choose(altered(of_places), promises.OPTIONS))
+    assert first.broken and "line " in first.seen and "in of_places: ZeroDivisionError" in first.seen
+    assert not second.broken

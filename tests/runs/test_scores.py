@@ -207,7 +207,7 @@ def test_the_table_of_clients_adds_up_their_rounds():
 def test_joining_leaves_the_run_as_it_is(chosen, tmp_path):
     """A run that has ended with newcomers goes on like one that was begun for more rounds."""
     short = jaxfl.run("local", run_dir=tmp_path / "short", **chosen)
-    (note,) = jaxfl.report(tmp_path / "short").notes
+    _, note = jaxfl.report(tmp_path / "short").notes
     assert note.startswith("local sends newcomers nothing")
     longer = jaxfl.resume(short.folder, rounds=6, quiet=True)
     whole = jaxfl.run("local", run_dir=tmp_path / "whole", **chosen | {"rounds": 6})
