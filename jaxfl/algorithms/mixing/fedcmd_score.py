@@ -33,7 +33,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.core.examples import own_rows, sweep
-from jaxfl.core.loops import cond
 from jaxfl.core.training import Trained, cross_entropy, descend, mean
 from jaxfl.data.federation import Client, Federation
 from jaxfl.models.model import Model, Weights
@@ -138,7 +137,7 @@ def vote(scores, names: tuple[str, ...], ties: str):
 
 
 def no_votes(model: Model, config) -> Tally:
-    """Return the tally of a client that does not vote."""
+    """Return the tally before the first mini-batch."""
     names = candidates(model, config.candidates)
     return Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
 
@@ -154,26 +153,26 @@ def train_and_vote(key, client: Client, w: Weights, federation: Federation, hype
       hyper: FedCMD's options.
       voting: () bool, whether clients vote in this round.
     """
-    rows, nobody = own_rows(client, federation, hyper), no_votes(client.model, hyper)
+    rows = own_rows(client, federation, hyper)
     if hyper.vote_on == "rows":
         trained = descend(cross_entropy(client.model), w, key, rows, hyper)
-        tally = cond(voting, lambda: on_all_rows(client, trained.weights, federation, hyper), lambda: nobody)
+        tally = after_training(client, trained.weights, jnp.where(voting, client.size, 0), federation, hyper)
     else:
-        trained = descend(voting_loss(client.model, hyper), w, key, rows, hyper, tally=nobody)
-        batches = jnp.maximum(trained.steps, 1).astype(trained.tally.scores.dtype)
-        votes, scores = trained.tally
-        tally = Tally(jnp.where(voting, votes, 0), scores / batches)
-    return trained._replace(tally=tally)
+        loss, nothing = voting_loss(client.model, hyper), no_votes(client.model, hyper)
+        trained = descend(loss, w, key, rows, hyper, tally=nothing)
+        batches = jnp.maximum(trained.steps, 1).astype(nothing.scores.dtype)
+        tally = trained.tally._replace(scores=trained.tally.scores / batches)
+    return trained._replace(tally=tally._replace(votes=jnp.where(voting, tally.votes, 0)))
 
 
-def on_all_rows(client: Client, w: Weights, federation: Federation, config) -> Tally:
-    """Return a client's vote and scores over its training rows, in evaluation mode."""
+def after_training(client: Client, w: Weights, size, federation: Federation, config) -> Tally:
+    """Return the vote and scores on a client's first `size` () training rows, in evaluation mode."""
 
     def of_images(x):
         return flow(x, client.model.outputs(w.params, w.stats, x, train=False)[0])
 
-    real = jnp.arange(len(client.rows), dtype=jnp.int32) < client.size
-    seen = sweep(of_images, client.rows, client.size, federation)
+    seen = sweep(of_images, client.rows, size, federation)
+    real = jnp.arange(len(client.rows), dtype=jnp.int32) < size
     return ballot(client.model, seen, federation.outputs(client, client.rows), real, config)
 
 
