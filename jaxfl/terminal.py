@@ -22,11 +22,12 @@ from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import is_first
+from jaxfl.runs import store
 from jaxfl.runs.architectures import architectures
 from jaxfl.runs.export import span
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
-from jaxfl.runs.table import Table, as_text, tabulate
+from jaxfl.runs.table import Table, as_text, notes_on_untrained, tabulate, untrained
 
 
 class _Out(Console):
@@ -128,7 +129,8 @@ def few(names: Iterable[str]) -> str:
 
 def print_result(result: dict, folder: Path) -> None:
     """Print the result of a run."""
-    OUT.print(as_text(tabulate([(result["method"], result)]), OUT.width))
+    table, known = tabulate([(result["method"], result)]), untrained(store.read_metrics(folder))
+    OUT.print(as_text(table._replace(notes=(*table.notes, *notes_on_untrained([known]))), OUT.width))
     if result.get("stopped"):
         OUT.print(f"It has stopped after round {result['rounds']}: {result['stopped']}.")
     seconds = result["seconds"]

@@ -22,13 +22,13 @@ from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.result import OTHER_DATA, notes_on_selected, selected
 from jaxfl.runs.table import (
     Table,
-    absent,
     as_csv,
     as_latex,
     as_markdown,
-    notes_on_absent,
     notes_on_code,
+    notes_on_untrained,
     tabulate,
+    untrained,
 )
 from jaxfl.runs.target import by_target, check_targets
 
@@ -120,7 +120,7 @@ def _tabulated(
     notes += _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
     notes += notes_on_code({label: list(of_label.values()) for label, of_label in by_draw.items()})
-    notes += notes_on_absent([absent(of_run) for of_label in metrics.values() for of_run in of_label])
+    notes += notes_on_untrained([untrained(of_run) for of_label in metrics.values() for of_run in of_label])
     if unfinished := store.unfinished_in(folders):
         number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
         notes.append(f"Left out: {number} not finished; the first is {unfinished[0]}.")

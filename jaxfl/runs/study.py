@@ -37,7 +37,7 @@ from jaxfl.runs.study_file import (
     without_axis,
 )
 from jaxfl.runs.study_table import Cells, as_runs, measures_of, tabulate
-from jaxfl.runs.table import Table, absent, as_csv, as_latex, as_markdown
+from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, untrained
 from jaxfl.runs.target import by_target
 from jaxfl.runs.variant import provided
 
@@ -161,7 +161,7 @@ def finished(study: Study, folder: Path) -> Cells:
                 continue
             draw = entry.setup.run.seed, entry.setup.partition.partition_seed
             of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
-            further = {"targets": by_target(metrics, setup.run.target), "absent": absent(metrics)}
+            further = {"targets": by_target(metrics, setup.run.target), "untrained": untrained(metrics)}
             of_choice[draw] = result | further | {"data": data, "rows": rows}
     return Cells(study, results)
 

@@ -24,7 +24,7 @@ from jaxfl.runs.study_file import (
     to_target,
     value_text,
 )
-from jaxfl.runs.table import Cell, Table, cell, notes_on_absent, notes_on_code, notes_on_empty
+from jaxfl.runs.table import Cell, Table, cell, notes_on_code, notes_on_empty, notes_on_untrained
 
 MOST_NAMED = 6  # cells in a note that lists some
 NOTHING = Cell(math.nan, None)
@@ -36,8 +36,8 @@ class Cells(NamedTuple):
     Args:
       study: the study.
       results: results by setting (a text of its values) and choice of a method, then by seed and partition
-        seed; with the entries targets, see `jaxfl.runs.target`, absent, see `jaxfl.runs.table.absent`, and
-        data and rows, see `jaxfl.runs.store.checksums`.
+        seed; with the entries targets, see `jaxfl.runs.target`, untrained, see `jaxfl.runs.table`, and data
+        and rows, see `jaxfl.runs.store.checksums`.
     """
 
     study: Study
@@ -171,7 +171,7 @@ def _notes(cells: Cells) -> list[str]:
     missing = expected * len(settings(study)) * len(study.methods) - len(found)
     notes += [f"{missing} of its runs are missing: {_listed(incomplete)}."] if missing else []
     notes += [f"The target is reached by {_listed([*dict.fromkeys(missed)])}."] if missed else []
-    notes += notes_on_absent([result["absent"] for result in found])
+    notes += notes_on_untrained([result["untrained"] for result in found])
     notes += notes_on_code(of_labels)
     if "dataset" not in options_along(study.axes) and len({result["data"] for result in found}) > 1:
         notes.append(OTHER_DATA)

@@ -28,6 +28,8 @@ from jaxfl.runs.measures import (
 )
 from jaxfl.runs.paired import Difference, decimals
 
+MOST_NAMED = 10  # clients in a note
+
 
 class Cell(NamedTuple):
     """A mean over seeds, NaN without a value, and its sample standard deviation, None for a single seed."""
@@ -145,24 +147,29 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     return Table([column.title for column in shown], rows, tuple(filter(None, notes)), best)
 
 
-def absent(metrics: list[dict]) -> tuple[int, int]:
-    """Return how many clients of a run are scored but answered in no round, and how many are scored."""
+def untrained(metrics: list[dict]) -> tuple[list[int], int]:
+    """Return which clients of a run are scored but have a loss in no round, and how many are scored."""
     known = {i for i, share in enumerate(metrics[-1]["accuracy"]["per_client"]) if share is not None}
-    answered = (set(record["clients"]).difference(record.get("lost", ())) for record in metrics)
-    return len(known.difference(*answered)), len(known)
+    told = (zip(record["clients"], record["client_loss"], strict=True) for record in metrics)
+    trained = {client for of_round in told for client, loss in of_round if loss is not None}
+    return sorted(known - trained), len(known)
 
 
-def notes_on_absent(of_runs: Sequence[tuple[int, int]]) -> list[str]:
-    """Return a note if clients that are scored have answered in no round, see `absent`."""
-    if not any(missing for missing, _ in of_runs):
+def notes_on_untrained(of_runs: Sequence[tuple[list[int], int]]) -> list[str]:
+    """Return a note if clients that are scored have trained in no round, see `untrained`."""
+    every = sorted({client for missing, _ in of_runs for client in missing})
+    if not every:
         return []
     number, clients = (
-        " to ".join(map(str, sorted({min(numbers), max(numbers)}))) for numbers in zip(*of_runs, strict=True)
+        " to ".join(map(str, sorted({min(numbers), max(numbers)})))
+        for numbers in zip(*((len(missing), known) for missing, known in of_runs), strict=True)
     )
+    named = ", ".join(map(str, every[:MOST_NAMED])) + (", ..." if len(every) > MOST_NAMED else "")
     return [
-        f"{number} of {clients} clients took part in no round of their run, or all their answers were lost; "
-        "unless their method trains others than a round's clients, what they keep is as it began, and their "
-        "accuracies count (see rounds and lost in a run's clients.csv)."
+        f"{number} of {clients} clients have trained in no round of their run (by id {named}): no round drew "
+        "them, their answers were lost, or they had no batch to train on, such as a single row under "
+        "BatchNorm. Unless their method trains others than a round's clients, what they keep is as it began, "
+        "and their accuracies count."
     ]
 
 

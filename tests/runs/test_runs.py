@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import comparable, drawing, long
+from conftest import comparable, drawing, long, tiny_source
 from folders import copied_before_checkpoints, metrics, state
 
 import jaxfl
@@ -34,7 +34,7 @@ from jaxfl.runs import compare as comparisons
 from jaxfl.runs.config import at_own_default, described
 from jaxfl.runs.lengthen import rates_depend_on_length
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.table import Cell, absent, notes_on_absent, notes_on_code
+from jaxfl.runs.table import Cell, notes_on_code, notes_on_untrained, untrained
 from jaxfl.runs.variant import choose
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -982,14 +982,39 @@ def test_a_report_notes_runs_of_one_label_with_different_code():
     assert note == "The runs of mine were computed by different versions of your code."
 
 
-def test_a_report_notes_clients_without_an_answer():
-    def of_run(*cohorts, new=(), lost=()):
+def test_a_report_notes_clients_that_have_not_trained():
+    def of_run(*cohorts, new=(), idle=()):
         shares = [None if client in new else 0.5 for client in range(4)]
-        told = {"accuracy": {"per_client": shares}, **({"lost": list(lost)} if lost else {})}
-        return [{"clients": list(cohort)} | told for cohort in cohorts]
+        losses = [[None if client in idle else 1.0 for client in cohort] for cohort in cohorts]
+        rounds = zip(map(list, cohorts), losses, strict=True)
+        scored = {"accuracy": {"per_client": shares}}
+        return [{"clients": ids, "client_loss": told} | scored for ids, told in rounds]
 
     everyone, some, newcomers = of_run((0, 1), (2, 3)), of_run((0, 1), (1, 0)), of_run((0, 1, 2), new=[3])
-    assert not notes_on_absent([absent(everyone)]) and not notes_on_absent([absent(newcomers)])
-    (note,) = notes_on_absent([*map(absent, (everyone, some, newcomers))])
-    assert note.startswith("0 to 2 of 3 to 4 clients took part in no round")
-    assert absent(of_run((0, 1), (2, 3), lost=[1, 2])) == (2, 4)
+    assert not notes_on_untrained([untrained(everyone)]) and not notes_on_untrained([untrained(newcomers)])
+    (note,) = notes_on_untrained([*map(untrained, (everyone, some, newcomers))])
+    assert note.startswith("0 to 2 of 3 to 4 clients have trained in no round of their run (by id 2, 3): no")
+    assert untrained(of_run((0, 1), (2, 3), idle=[1, 2])) == ([1, 2], 4)  # a lost answer has no loss, either
+
+
+@pytest.mark.parametrize(
+    ("options", "silent"),
+    [
+        (["--models", "mlp,norm=batch"], "1 of 4 clients have trained in no round of their run (by id 2)"),
+        (["--participation", "0.25"], "2 of 4 clients have trained in no round of their run (by id 0, 1)"),
+        (["--dropout", "0.6"], "2 of 4 clients have trained in no round of their run (by id 1, 2)"),
+        ([], None),
+    ],
+)
+def test_clients_that_never_train_are_named(tmp_path, capsys, options, silent):
+    """A single row is no batch for BatchNorm; others are never drawn, or lose all their answers."""
+    source = tiny_source()
+    np.savez(tmp_path / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
+    ends = [(0, 10), (10, 20), (20, 21), (21, 40)]
+    rows = [{"train": [*range(*own)], "val": [], "test": [40 + i]} for i, own in enumerate(ends)]
+    (tmp_path / "rows.json").write_text(json.dumps({"data_indices": rows}))
+    words = f"--partition {tmp_path}/rows.json --rounds 2 --eval-every 1 --models mlp"
+    words += f" --dataset {tmp_path}/tiny.npz --run-dir {tmp_path}/run"
+    cli.main(["run", "fedavg", *words.split(), *options])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (silent in printed) if silent else "have trained" not in printed, printed

@@ -133,7 +133,7 @@ def test_what_is_shown_may_be_several_things(toy, columns):
         for method in found.methods:
             result, _ = store.read_finished(next((folder / store.file_name(name)).glob(f"{method}*/seed-0")))
             made.results[study_file.setting_name(setting), method] = {
-                (0, 0): result | {"absent": (0, 4), "data": 1}
+                (0, 0): result | {"untrained": ([], 4), "data": 1}
             }
     table = study_table.tabulate(made)
     assert len(table.rows) * len(table.titles) == 8
