@@ -95,6 +95,7 @@ def compare(
     partition_seeds: int = 1,
     run_dir: str | Path | None = None,
     show: str | Sequence[str] = (),
+    hide: str | Sequence[str] = (),
     select: str = "last",
     against: str | None = None,
     log: str | Callable | Sequence[str | Callable] = (),
@@ -112,6 +113,7 @@ def compare(
       partition_seeds: number of repetitions of all that, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       show: further columns of the table, one or a list of those of ``jaxfl report --help``.
+      hide: usual columns that it is to leave out, likewise.
       select: the evaluation that its accuracies are of: "last", or the best one on "validation" rows.
       against: one of the methods: a further column says how much more accurate the others are, seed by seed.
       log: as for `run`.
@@ -149,6 +151,7 @@ def compare(
         part=part,
         run_dir=run_dir,
         against=against,
+        hide=hide,
         select=select,
         max_seconds=max_seconds,
         changed_code=changed_code,
@@ -212,6 +215,7 @@ def resume(
 def report(
     *run_dirs: str | Path,
     show: str | Sequence[str] = (),
+    hide: str | Sequence[str] = (),
     select: str = "last",
     target: float | Sequence[float] = (),
     against: str | None = None,
@@ -223,6 +227,7 @@ def report(
     Args:
       *run_dirs: folders of runs, or folders that contain some.
       show: further columns, one or a list of those of ``jaxfl report --help``.
+      hide: usual columns to leave out, likewise.
       select: the evaluation that the accuracies are of: "last", or the best one on "validation" rows.
       target: accuracies: further columns say what runs spent to reach them.
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
@@ -239,10 +244,10 @@ def report(
     if not run_dirs:
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
-    given = {"target": target, "out": out, "against": against, "pictures": pictures, "select": select}
-    checked = stated("jaxfl.report", Targets, Output, Columns, **given)
+    given = {"target": target, "out": out, "against": against, "pictures": pictures}
+    checked = stated("jaxfl.report", Targets, Output, Columns, hide=hide, select=select, **given)
     to, shown = checked["out"] or store.report_folder(folders), _several("show", show)
-    further = {name: checked[name] for name in ("target", "against", "pictures", "select")}
+    further = {name: value for name, value in checked.items() if name != "out"}
     return reports.report(folders, to, shown, **further)
 
 

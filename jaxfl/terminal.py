@@ -178,6 +178,11 @@ def print_table(table: Table, folder: Path, more: str = "") -> None:
     OUT.print(f"{folder}: table.csv, table.md, table.tex, pictures{more}")
 
 
+def _speed(rounds: int, seconds: float) -> str:
+    """Return rounds per second, or seconds per round if they take longer than one."""
+    return f"{rounds / seconds:.1f} rounds/s" if rounds >= seconds else f"{seconds / rounds:.1f} s/round"
+
+
 class _TimeLeft(ProgressColumn):
     """The time that the remaining rounds take if they are as fast as those since the bar appeared."""
 
@@ -262,6 +267,6 @@ class Bar(Progress):
                 self.update(
                     bar,
                     accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
-                    speed=f"{len(new) / max(training, 1e-9):.1f} rounds/s",
+                    speed=_speed(len(new), max(training, 1e-9)),
                 )
             self.update(bar, description=run, completed=self._completed(), computed=self.computed)

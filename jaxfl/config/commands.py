@@ -87,6 +87,13 @@ class Columns:
     every class, which are also drawn over the rounds in metrics.png; of a round's clients (--score-cohort)
     the models right after training, what teaches them, and how far that is ahead; the operations of training,
     and the number of lost answers."""
+    hide: tuple[
+        Literal[
+            "architectures", "received", "lost", "newcomers", "megabytes", "simulated-seconds", "targets"
+        ],
+        ...,
+    ] = ()
+    """Usual columns to leave out."""
     select: Literal["last", "validation"] = "last"
     """Evaluation that the accuracies are of: the last one, or the one with the best accuracy on validation
     rows (--validation-fraction)."""

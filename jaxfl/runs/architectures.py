@@ -27,8 +27,9 @@ def build_models(
     for choice in named:
         name, texts = choices.split(choice)
         model = zoo.build(choice, shape=shape, classes=partition.outputs)
-        if sum(choices.split(other)[0] == name for other in named) > 1:
-            base, _, _ = model.name.partition(",")  # the options that it shows are in the texts too
+        base, some_options, _ = model.name.partition(",")
+        # A name that shows an option, or is one of several with the same base, shows all that were given.
+        if some_options or sum(choices.split(other)[0] == name for other in named) > 1:
             model = dataclasses.replace(model, name=choices.join(base, texts))
         built.append(dataclasses.replace(model, precision=setup.run.precision))
     if len({model.name for model in built}) < len(built):

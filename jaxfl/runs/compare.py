@@ -53,6 +53,7 @@ def compare(
     *,
     partition_seeds: int = 1,
     show: Sequence[str] = (),
+    hide: Collection[str] = (),
     select: str = "last",
     against: str | None = None,
     log: Sequence[str | Callable] = (),
@@ -72,6 +73,7 @@ def compare(
         default runs/compare-DATASET. Runs with fewer rounds go on to as many.
       partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
       show: further columns of the table, see `jaxfl.runs.table.tabulate`.
+      hide: usual columns that it is to leave out.
       select: the evaluation that its accuracies are of, see `jaxfl.runs.result.selected`.
       against: name or label of a variant. Once all of its runs have finished, a further column shows how
         much more accurate the others are, see `jaxfl.runs.paired`.
@@ -119,7 +121,7 @@ def compare(
     with in_turn(folder):
         finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
         failures = _failure_sentences(mine, {run: e for run, e in errors.items() if run not in finished})
-        shown = show, setup.run.target, against, select
+        shown = show, hide, setup.run.target, against, select
         table = _conclude(folder, planned, finished, mine, failures, *shown)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
@@ -235,6 +237,7 @@ def _conclude(
     mine: Runs,
     failures: list[str],
     show: Sequence[str],
+    hide: Collection[str],
     target: Sequence[float],
     against: str | None,
     select: str,
@@ -247,7 +250,8 @@ def _conclude(
     if against is not None and against not in _complete_labels(planned, finished):
         notes.append(f"Nothing is compared with {against}: not all runs have finished.")
         against = None
-    table = report(finished, folder, show, target, against, notes, select=select) if finished else None
+    chosen = {"select": select, "hide": hide}
+    table = report(finished, folder, show, target, against, notes, **chosen) if finished else None
     # Where another process is at work, the comparison has not ended.
     at_work = any(is_owned(run) for run in planned if run not in finished)
     if store.runs_in(folder) and not at_work:

@@ -11,13 +11,14 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.measures import PER_CLASS, SCORES
-from jaxfl.runs.table import Cell, Table
+from jaxfl.runs.table import Cell, Table, alike
 
 LINES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D")
 HATCHES = ("", "//", "..", "xx")
 LABEL_WIDTH = 40  # characters in a line of the legend, which must leave room for the curves
 TICK_WIDTH = 20  # the same under a column of a heat map
+WIDE = 30  # amounts whose largest is more times the smallest are drawn on a logarithmic axis
 MOST_NAMED = 40  # clients whose numbers fit in a picture
 MOST_LINKED = 200  # clients whose links fit in a picture
 
@@ -35,38 +36,90 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
     wrapped = _wrapped(runs)
     figure = Figure((6 * (1 + len(costs)), _height(wrapped)), layout="constrained", dpi=150)
     left, *others = figure.subplots(1, 1 + len(costs), sharey=True)
-    for number, (name, seeds) in enumerate(zip(wrapped, runs.values(), strict=True)):
-        scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
-        length = min(len(records) for records in scored)
-        if length == 0:
+    whole = {name: [] for name in costs}  # what each run has spent at its end
+    for number, (label, seeds) in enumerate(zip(wrapped, runs.values(), strict=True)):
+        rounds, scored = _scored(seeds)
+        if not rounds:
             continue
-        accuracy = 100 * np.array(
-            [[record["accuracy"]["mean"] for record in records[:length]] for records in scored]
-        )
-        rounds = [record["round"] for record in scored[0][:length]]
-        mean = accuracy.mean(0)
-        left.plot(rounds, mean, label=name, **_line(number))
-        panels = [(left, rounds)]
-        for axes, cost in zip(others, costs.values(), strict=True):
+        accuracy = [[100 * record["accuracy"]["mean"] for record in records] for records in scored]
+        _draw_line(left, rounds, accuracy, number, label=label)
+        for axes, (name, cost) in zip(others, costs.items(), strict=True):
             spent = np.array([np.cumsum([*map(cost, metrics)])[np.array(rounds) - 1] for metrics in seeds])
             if spent.any():
-                axes.plot(spent.mean(0), mean, **_line(number))
-                panels.append((axes, spent.mean(0)))
-        for axes, where in panels if len(seeds) > 1 else ():
-            spread, color = accuracy.std(0, ddof=1), f"C{number % 10}"
-            if length > 1:
-                axes.fill_between(where, mean - spread, mean + spread, color=color, alpha=0.15)
-            else:  # a band has no width there
-                axes.errorbar(where, mean, spread, color=color, capsize=3)
-    left.set(xlabel="round", ylabel="accuracy, mean over clients (%)")
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes, name in zip(others, costs, strict=True):
+                _draw_line(axes, spent.mean(0), accuracy, number)
+                whole[name].append(spent.mean(0)[-1])
+    left.set(ylabel="accuracy, mean over clients (%)")
+    _over_rounds(left)
+    for axes, (name, amounts) in zip(others, whole.items(), strict=True):
         axes.set(xlabel=name)
-    for axes in (left, *others):
-        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
+        axes.set_xlim(left=0)
+        _in_powers(axes, amounts)
     figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     return figure
+
+
+def draw_loss(runs: dict[str, list[list[dict]]]) -> Figure | None:
+    """Draw the training loss against rounds, its mean over a round's clients; None without any.
+
+    Args:
+      runs: for each label the metrics of its seeds, as in `draw_curves`.
+    """
+    wrapped = _wrapped(runs)
+    figure = Figure((8, _height(wrapped)), layout="constrained", dpi=150)
+    axes = figure.add_subplot(ylabel="training loss, mean over the round's clients")
+    for number, (label, seeds) in enumerate(zip(wrapped, runs.values(), strict=True)):
+        rounds = range(1, 1 + min(map(len, seeds)))
+        losses = [[metrics[t - 1]["loss"] for t in rounds] for metrics in seeds]
+        _draw_line(axes, rounds, losses, number, label=label, marker="")
+    _over_rounds(axes)
+    figure.legend(fontsize="small", loc="outside right upper")
+    return figure if any(np.isfinite(line.get_ydata()).any() for line in axes.lines) else None
+
+
+def _scored(seeds: list[list[dict]]) -> tuple[list[int], list[list[dict]]]:
+    """Return the rounds that all seeds have scores of, and the records of these rounds for each."""
+    scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
+    length = min(map(len, scored))
+    return [record["round"] for record in scored[0][:length]], [records[:length] for records in scored]
+
+
+def _draw_line(axes, where, of_seeds, number: int, **more) -> None:
+    """Draw the mean over seeds; with several also their sample standard deviation.
+
+    It is a band, or a bar at a single point, where a band has no width.
+
+    Args:
+      axes: where it is drawn.
+      where: (E,), places on the horizontal axis.
+      of_seeds: (S, E), each seed's values; None where there is none.
+      number: of the run, for its style.
+      **more: further properties of the line.
+    """
+    values = np.array(of_seeds, float)
+    mean, color = values.mean(0), f"C{number % 10}"
+    axes.plot(where, mean, **_line(number) | more)
+    if len(values) > 1:
+        spread = values.std(0, ddof=1)
+        if len(mean) > 1:
+            axes.fill_between(where, mean - spread, mean + spread, color=color, alpha=0.15)
+        else:
+            axes.errorbar(where, mean, spread, color=color, capsize=3)
+
+
+def _over_rounds(axes) -> None:
+    axes.set(xlabel="round")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+
+
+def _in_powers(axes, amounts: Iterable[float]) -> None:
+    """Make the horizontal axis logarithmic if the amounts on it differ much; below them it goes to 0."""
+    known = [amount for amount in amounts if amount > 0]
+    if known and max(known) > WIDE * min(known):
+        axes.set_xscale("symlog", linthresh=10 ** np.floor(np.log10(min(known))), linscale=0.4)
+        axes.xaxis.set_major_formatter("{x:g}")
 
 
 def _wrapped(labels: Iterable[str]) -> list[str]:
@@ -111,37 +164,40 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
     if not panels:
         return None
     wrapped = _wrapped(runs)
-    figure = Figure((5 * len(panels) + 2, _height(wrapped)), layout="constrained", dpi=150)
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    size = 5 * columns + 2, max(_height(wrapped), 4.2 * lines)
+    figure = Figure(size, layout="constrained", dpi=150)
     for place, name in enumerate(panels, 1):
-        axes = figure.add_subplot(1, len(panels), place)
+        axes = figure.add_subplot(lines, columns, place)
         for number, seeds in enumerate(runs.values()):
-            scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
             if name == PER_CLASS:
+                scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
                 classes = [of_seed[-1]["accuracy"]["per_class"] for of_seed in scored if of_seed]
                 _draw_classes(axes, classes, number, len(runs))
                 continue
-            length = min(map(len, scored))
-            points = [[SCORES[name].value(record) for record in of_seed[:length]] for of_seed in scored]
-            rounds = [record["round"] for record in scored[0][:length]]
-            axes.plot(rounds, np.array(points).mean(0), **_line(number))
+            rounds, scored = _scored(seeds)
+            points = [[SCORES[name].value(record) for record in of_seed] for of_seed in scored]
+            _draw_line(axes, rounds, points, number)
         if name == PER_CLASS:
             axes.set(xlabel="class", ylabel="accuracy at the last evaluation (%)")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(alpha=0.3, axis="y")
         else:
-            axes.set(xlabel="round", ylabel=SCORES[name].title.replace(" %", " (%)"))
-            axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
+            axes.set(ylabel=SCORES[name].title.replace(" %", " (%)"))
+            _over_rounds(axes)
     marks = [Line2D([], [], **_line(number)) for number in range(len(runs))]
     figure.legend(marks, wrapped, fontsize="small", loc="outside right upper")
     return figure
 
 
 def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int) -> None:
-    """Draw a bar per class, the mean over seeds, beside those of the other runs."""
+    """Draw a bar per class beside those of the other runs: the mean over seeds, and their deviation."""
     classes = 100 * np.array(seeds, float)
     width = 0.8 / runs
     places = np.arange(classes.shape[1]) + width * (number - (runs - 1) / 2)
-    axes.bar(places, classes.mean(0), width, **_bar(number))
+    spread = classes.std(0, ddof=1) if len(classes) > 1 else None
+    axes.bar(places, classes.mean(0), width, yerr=spread, error_kw={"linewidth": 0.8}, **_bar(number))
 
 
 def draw_table(table: Table, title: str, unit: str) -> Figure:
@@ -161,6 +217,9 @@ def draw_table(table: Table, title: str, unit: str) -> Figure:
         title=_in_lines(title, 2 * LABEL_WIDTH), xlabel=_in_lines(unit, 2 * LABEL_WIDTH)
     )
     places = np.arange(len(titles))
+    everywhere = [cell.mean for _, of_row in table.rows for cell in of_row if isinstance(cell, Cell)]
+    if "%" not in unit:
+        _in_powers(axes, everywhere)
     for number, (_, of_row) in enumerate(table.rows):
         cells = [cell for cell in of_row if isinstance(cell, Cell)]
         at = places + (number - (rows - 1) / 2) / (rows + 1)
@@ -191,6 +250,8 @@ def draw_panels(table: Table, title: str) -> Figure:
     for panel, name, cells in zip(panels, titles, zip(*of_rows, strict=True), strict=True):
         spread = [np.nan if cell.std is None else cell.std for cell in cells]
         panel.errorbar([cell.mean for cell in cells], rows, xerr=spread, linestyle="", marker="o", capsize=2)
+        if "%" not in name:
+            _in_powers(panel, (cell.mean for cell in cells))
         panel.set_xlabel(_in_lines(name, LABEL_WIDTH // 2))
         panel.grid(alpha=0.3)
     panels[0].set_yticks(rows, labels, fontsize="small")
@@ -201,7 +262,8 @@ def draw_panels(table: Table, title: str) -> Figure:
 def draw_grid(table: Table, title: str, unit: str) -> Figure | None:
     """Draw a table as a heat map with its means in it, without columns of differences; None without any."""
     titles = _of_means(table)
-    means = np.array([[cell.mean for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows])
+    cells = [[cell for cell in of_row if isinstance(cell, Cell)] for _, of_row in table.rows]
+    means = np.array([[cell.mean for cell in of_row] for of_row in cells])
     if not np.isfinite(means).any():
         return None
     size = max(5, 1.5 * len(titles) + 3), max(3, 0.6 * len(means) + 1.5)
@@ -212,7 +274,8 @@ def draw_grid(table: Table, title: str, unit: str) -> Figure | None:
     for (row, column), mean in np.ndenumerate(means):
         if np.isfinite(mean):
             colour = "white" if mean < middle else "black"
-            axes.text(column, row, Cell(mean, None).text(), ha="center", va="center", color=colour)
+            text = cells[row][column]._replace(std=None).text()
+            axes.text(column, row, text, ha="center", va="center", color=colour)
     labels = _wrapped(label for label, _ in table.rows)
     axes.set_xticks(
         range(len(titles)), [_in_lines(column, TICK_WIDTH) for column in titles], fontsize="small"
@@ -229,24 +292,31 @@ def _of_means(table: Table) -> list[str]:
 
 
 def draw_bytes(runs: dict[str, list[list[dict]]]) -> Figure | None:
-    """Draw the megabytes that a whole run sends up and down, a bar for each label; None if there are none.
+    """Draw the megabytes that a whole run sends up and down, two bars for each label; None if there are none.
 
     Args:
       runs: for each label the metrics of its seeds, as in `draw_curves`; a bar is their mean.
     """
-    figure = Figure((8, 0.4 * len(runs) + 1.6), layout="constrained", dpi=150)
+    figure = Figure((8, 0.5 * len(runs) + 1.6), layout="constrained", dpi=150)
     axes = figure.add_subplot(xlabel="megabytes in the whole run")
-    labels = _wrapped(runs)
-    before = np.zeros(len(runs))
-    for way in ("bytes_up", "bytes_down"):
-        of_runs = [[sum(record[way] for record in metrics) for metrics in seeds] for seeds in runs.values()]
-        megabytes = np.array([np.mean(of_seeds) for of_seeds in of_runs]) / 1e6
-        axes.barh(labels, megabytes, left=before, label=way.removeprefix("bytes_"))
-        before += megabytes
+    places, ways = np.arange(len(runs)), ("bytes_up", "bytes_down")
+    megabytes = [
+        float(np.mean([sum(record[way] for record in metrics) for metrics in seeds])) / 1e6
+        for way in ways
+        for seeds in runs.values()
+    ]
+    texts = [shown.text() for shown in alike([Cell(amount, None) for amount in megabytes])]
+    for number, way in enumerate(ways):  # beside each other: a logarithmic axis has no stacks
+        part = slice(number * len(runs), (number + 1) * len(runs))
+        bars = axes.barh(places + 0.4 * number - 0.2, megabytes[part], 0.4, label=way.removeprefix("bytes_"))
+        axes.bar_label(bars, texts[part], padding=3, fontsize="small")
+    axes.set_yticks(places, _wrapped(runs))
     axes.invert_yaxis()  # the first one on top, as in tables
     axes.grid(alpha=0.3, axis="x")
+    _in_powers(axes, megabytes)
+    axes.margins(x=0.12)  # room for the numbers
     figure.legend(fontsize="small", loc="outside right upper")
-    return figure if before.any() else None
+    return figure if any(megabytes) else None
 
 
 def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
@@ -256,32 +326,24 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
       runs: for each label the metrics of its seeds, as in `draw_curves`. A run has no line for an
         architecture that it lacks.
     """
-    of_runs = {
-        label: [
-            [(record["round"], record["accuracy"]["per_group"]) for record in metrics if "accuracy" in record]
-            for metrics in seeds
-        ]
-        for label, seeds in runs.items()
-    }
-    scored = [per_group for seeds in of_runs.values() for records in seeds for _, per_group in records]
-    names = list(dict.fromkeys(name for per_group in scored for name in per_group))
+    of_runs = {label: _scored(seeds) for label, seeds in runs.items()}
+    scored = [record for _, seeds in of_runs.values() for records in seeds for record in records]
+    names = list(dict.fromkeys(name for record in scored for name in record["accuracy"]["per_group"]))
     if len(names) < 2:
         return None
     figure = Figure((5 * len(names) + 2, _height(_wrapped(runs))), layout="constrained", dpi=150)
     panels = figure.subplots(1, len(names), sharey=True)
-    for number, (label, seeds) in enumerate(of_runs.items()):
-        length = min(map(len, seeds))
+    for number, (label, (rounds, seeds)) in enumerate(of_runs.items()):
         for axes, name in zip(panels, names, strict=True):
-            points = [(r, per_group[name]) for r, per_group in seeds[0][:length] if name in per_group]
-            if points:
-                of_seeds = [[per_group[name] for _, per_group in records[:length]] for records in seeds]
-                mean = 100 * np.mean(of_seeds, axis=0)
-                axes.plot([r for r, _ in points], mean, label=label, **_line(number))
+            of_seeds = [
+                [record["accuracy"]["per_group"].get(name) for record in records] for records in seeds
+            ]
+            shares = 100 * np.array(of_seeds, float)
+            if np.isfinite(shares).any():
+                _draw_line(axes, rounds, shares, number, label=label)
     for axes, name in zip(panels, names, strict=True):
-        axes.set(title=_in_lines(name, LABEL_WIDTH), xlabel="round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
+        axes.set(title=_in_lines(name, LABEL_WIDTH))
+        _over_rounds(axes)
     panels[0].set_ylabel("accuracy, mean over clients (%)")
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     figure.legend(lines.values(), _wrapped(lines), fontsize="small", loc="outside right upper")
@@ -340,7 +402,8 @@ def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray) -> Figure
 def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndarray]) -> Figure:
     """Draw a map of the clients of each architecture: two principal components of their vectors.
 
-    A client's colour is the mixture of its labels' colours, so that clients with similar labels look alike.
+    Single numbers are drawn as they are, along a line for each client. A client's colour is the mixture of
+    its labels' colours, so that clients with similar labels look alike.
 
     Args:
       embeddings: by architecture, (n_g, d).
@@ -353,10 +416,12 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
     colours = colormaps["hsv"](np.arange(outputs) / outputs)[:, :3]
     first = 0  # the id of an architecture's first client
     for place, (name, of_labels) in enumerate(counts.items(), 1):
-        vectors = embeddings[name]
+        vectors, alone = embeddings[name], embeddings[name].shape[1] == 1
         components = min(2, *vectors.shape)
         points = np.zeros((len(vectors), 2))  # fewer components leave an axis empty, and equal vectors both
-        if (vectors != vectors[:1]).any():
+        if alone:
+            points = np.stack([vectors[:, 0], first + np.arange(len(vectors))], axis=1)
+        elif (vectors != vectors[:1]).any():
             points[:, :components] = PCA(components, svd_solver="full").fit_transform(vectors)
         shares = of_labels / of_labels.sum(1, keepdims=True)
         axes = figure.add_subplot(1, len(embeddings), place, title=name)
@@ -365,7 +430,8 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
             for client, (x, y) in enumerate(points, first):
                 axes.annotate(str(client), (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
         first += len(vectors)
-        axes.set(xlabel="first principal component", ylabel="second")
+        axes.set(xlabel="number of the method" if alone else "first principal component")
+        axes.set(ylabel="client" if alone else "second")
         axes.grid(alpha=0.3)
     if outputs <= MOST_NAMED:
         marks = [Line2D([], [], marker="o", linestyle="", color=colour) for colour in colours]

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def report(
     notes: Sequence[str] = (),
     pictures: str = "png",
     select: str = "last",
+    hide: Collection[str] = (),
 ) -> Table:
     """Tabulate and plot finished runs.
 
@@ -56,6 +57,7 @@ def report(
       notes: further sentences under the table.
       pictures: their format, "png", "pdf" or "svg".
       select: the evaluation that the accuracies are of, see `jaxfl.runs.result.selected`.
+      hide: usual columns to leave out, see `jaxfl.runs.table.tabulate`.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
@@ -65,11 +67,11 @@ def report(
     from jaxfl.runs import plot  # here, so that commands without plots do not wait for it
 
     check_targets(target)
-    table, metrics = _tabulated(folders, show, target, against, select)
+    table, metrics = _tabulated(folders, show, target, against, select, hide)
     table = table._replace(notes=(*table.notes, *notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
-    drawn = {"curves": plot.draw_curves, "architectures": plot.draw_architectures}
+    drawn = {"curves": plot.draw_curves, "loss": plot.draw_loss, "architectures": plot.draw_architectures}
     drawn |= {"metrics": partial(plot.draw_metrics, shown=show), "bytes": plot.draw_bytes}
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
@@ -97,6 +99,7 @@ def _tabulated(
     target: Sequence[float],
     against: str | None,
     select: str = "last",
+    hide: Collection[str] = (),
 ) -> tuple[Table, dict[str, list]]:
     """Return the table of all finished runs in some folders, and their metrics by label."""
     runs = store.finished_in(list(folders))
@@ -124,7 +127,7 @@ def _tabulated(
     if unfinished := store.unfinished_in(folders):
         number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
         notes.append(f"Left out: {number} not finished; the first is {unfinished[0]}.")
-    table = tabulate(results, show)
+    table = tabulate(results, show, hide)
     table = table._replace(notes=(*table.notes, *notes))
     if against is not None:
         against = label_of(against, folder_of)

@@ -291,6 +291,7 @@ def _conclude(
     pictures = {
         "partition.png": partial(draw, rows, run.config["options"]["partition"]),
         "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
+        "loss.png": partial(plot.draw_loss, {run.variant.label: [metrics]}),
         "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
         "findings.png": partial(plot.draw_findings, metrics),
     }

@@ -14,8 +14,8 @@ Its files are
     embeddings/      the same for methods that describe clients by vectors
     result.json      the summary, once the run has ended
     owner.json       the process that runs it, while there is one
-    curves.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the method's
-                     own pictures
+    curves.png, loss.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the
+                     method's own pictures
     tensorboard/, wandb/  logs, if asked for
 
 A process may be killed at any moment. So what a resume reads is written as NAME.part and moved to its place

@@ -24,7 +24,15 @@ from jaxfl.runs.study_file import (
     to_target,
     value_text,
 )
-from jaxfl.runs.table import Cell, Table, cell, notes_on_code, notes_on_empty, notes_on_untrained
+from jaxfl.runs.table import (
+    Cell,
+    Table,
+    alike,
+    cell,
+    notes_on_code,
+    notes_on_empty,
+    notes_on_untrained,
+)
 
 MOST_NAMED = 6  # cells in a note that lists some
 NOTHING = Cell(math.nan, None)
@@ -52,7 +60,7 @@ def tabulate(cells: Cells) -> Table:
     """
     study, measures = cells.study, measures_of(cells.study)
     place = partial(_place, study, {name: what.title for name, what in measures.items()})
-    rows, differences, unlike, best = {}, {}, {}, set()
+    rows, differences, unlike, best, of_measures = {}, {}, {}, set(), {}
     for setting, (name, what) in itertools.product(settings(study), measures.items()):
         entries = {}
         for choice in study.methods:
@@ -68,6 +76,10 @@ def tabulate(cells: Cells) -> Table:
                 rows[row][_minus(column, study)] = difference
                 unlike |= {} if all_alike else {cell_of: None}
         best |= _best(entries, what)
+        of_measures.setdefault(name, {}).update(entries)
+    for entries in of_measures.values():
+        for (row, column), shown in zip(entries, alike([*entries.values()]), strict=True):
+            rows[row][column] = shown
     columns = _columns(study, place, rows)
     body = [
         (row, [rows[row].get(column, empty) for column, empty in columns.items()])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from rich.console import Group
 from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -32,17 +34,31 @@ MOST_NAMED = 10  # clients in a note
 
 
 class Cell(NamedTuple):
-    """A mean over seeds, NaN without a value, and its sample standard deviation, None for a single seed."""
+    """A mean over seeds, NaN without a value, and its sample standard deviation, None for a single seed.
+
+    `digits` is the number of decimals in a text, by default its own. A `steady` one is of a measure that
+    never deviates, and has no deviation in a text. See `alike`.
+    """
 
     mean: float
     std: float | None
+    digits: int | None = None
+    steady: bool = False
 
     def text(self, between: str = " ± ") -> str:
         """Return ``91.27 ± 0.31``, small numbers as ``0.0281``, or a dash without a value."""
         if math.isnan(self.mean):
             return "-"
-        digits = decimals(self.mean)
-        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f"{between}{self.std:.{digits}f}")
+        digits = decimals(self.mean) if self.digits is None else self.digits
+        spread = "" if self.std is None or self.steady else f"{between}{self.std:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+def alike(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of one measure with equally many decimals, without deviations if none deviates."""
+    digits = max((decimals(cell.mean) for cell in cells), default=2)
+    steady = all(not cell.std or cell.std < 1e-9 * cell.mean for cell in cells if not math.isnan(cell.mean))
+    return [cell._replace(digits=digits, steady=steady) for cell in cells]
 
 
 IN_LATEX = str.maketrans(
@@ -83,12 +99,13 @@ class Table(NamedTuple):
         return as_markdown(self)
 
 
-def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table:
+def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = (), hide: Collection[str] = ()) -> Table:
     """Gather results by label, in the order in which labels first appear.
 
     Args:
       results: pairs (label, result); results of one label are its seeds.
       show: further columns, of `SHOWN`.
+      hide: usual columns to leave out, of `jaxfl.config.commands.Columns`.
 
     Returns:
       Accuracies in percent: of the deployed models, of those models per architecture if there are several,
@@ -107,35 +124,39 @@ def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = ()) -> Table
     for label, result in results:
         seeds[label].append(result)
     timed = any(result["simulated_seconds"] for result in every)
-    shown = [
-        MEANS["accuracy"]._replace(title="accuracy %"),
-        *(column for name in show for column in columns(name, every)),
-        *_of_architectures(every),
-        MEANS["received"],
-    ]
+    usual = {"architectures": _of_architectures(every), "received": [MEANS["received"]]}
     if "lost" not in show and any(result.get("lost_answers") for result in every):
-        shown.append(COSTS["lost"])
+        usual["lost"] = [COSTS["lost"]]
     if any(result.get("newcomers") for result in every):
-        shown += OF_NEWCOMERS
-    shown += [
+        usual["newcomers"] = OF_NEWCOMERS
+    usual["megabytes"] = [
         Measure("MB up", lambda result: result["bytes_up"] / 1e6),
         Measure("MB down", lambda result: result["bytes_down"] / 1e6),
     ]
     if timed:
-        shown.append(Measure("simulated s", lambda result: result["simulated_seconds"] or math.nan))
+        usual["simulated-seconds"] = [
+            Measure("simulated s", lambda result: result["simulated_seconds"] or math.nan)
+        ]
     asked = {"flops": "flops" in show, "simulated-seconds": timed}
     spent = [name for name in SPENT if asked.get(name, True)]
-    shown += [until(name, target, _percent_of(target)) for target in targets for name in spent]
-    rows = [
-        (label, [cell([column.value(result) for result in of_label]) for column in shown])
-        for label, of_label in seeds.items()
+    usual["targets"] = [until(name, target, _percent_of(target)) for target in targets for name in spent]
+    usual = {name: measures for name, measures in usual.items() if name not in hide}
+    shown = [MEANS["accuracy"]._replace(title="accuracy %")]
+    shown += [column for name in show for column in columns(name, every)]
+    shown += itertools.chain(*usual.values())
+    of_columns = [
+        alike([cell([column.value(result) for result in of_label]) for of_label in seeds.values()])
+        for column in shown
     ]
-    notes = ["received: the models that clients start a round from, scored before they train."]
+    rows = [*zip(seeds, map(list, zip(*of_columns, strict=True)), strict=True)]
+    notes = []
+    if "received" in usual:
+        notes.append("received: the models that clients start a round from, scored before they train.")
     notes += [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
     notes += [
         f"{label} sends newcomers nothing: before joining they have their initial weights."
         for label, of_label in seeds.items()
-        if any(_sent_nothing(result.get("newcomers")) for result in of_label)
+        if "newcomers" in usual and any(_sent_nothing(result.get("newcomers")) for result in of_label)
     ]
     if COHORT.keys() & show:
         notes.append(
@@ -221,11 +242,11 @@ def cell(values: Sequence[float]) -> Cell:
     return Cell(float(np.mean(values)), std)
 
 
-def as_text(table: Table, width: int) -> RichTable:
+def as_text(table: Table, width: int) -> Group:
     """Return the table for a terminal with this many columns of text, the best cells in bold.
 
-    It is transposed if only that keeps all names and numbers in one piece. Where neither way does, it breaks
-    them in the one that needs less.
+    It is transposed if only that keeps all names and numbers in one piece. Where neither way does, it is
+    divided into several with some of the columns each.
     """
     heads = [Text(title) for title in (table.of_rows, *table.titles)]  # labels may have brackets
     rows = [
@@ -235,15 +256,26 @@ def as_text(table: Table, width: int) -> RichTable:
         ]
         for i, (label, cells) in enumerate(table.rows)
     ]
-    upright = [heads, *rows]
-    ways = [upright, [*zip(*upright, strict=True)]]
-    rooms = [width - _span(map(_unbroken, zip(*way, strict=True))) for way in ways]
-    chosen = 1 if rooms[0] < 0 and rooms[1] > rooms[0] else 0
-    (titles, *lines), room = ways[chosen], rooms[chosen]
-    widths = _widths([*zip(titles, *lines, strict=True)], room) if room >= 0 else [None] * len(titles)
-    columns = (Column(title, overflow="fold", width=w) for title, w in zip(titles, widths, strict=True))
-    caption = Text("\n".join(table.notes)) if table.notes else None
-    drawn = RichTable(*columns, caption=caption, caption_justify="left")
+    upright = [*zip(heads, *rows, strict=True)]  # columns
+    fitting = [way for way in (upright, [heads, *rows]) if _span(map(_unbroken, way)) <= width]
+    labels, *others = next(iter(fitting), upright)
+    parts = [[labels]]
+    for column in others:
+        if len(parts[-1]) > 1 and _span(map(_unbroken, [*parts[-1], column])) > width:
+            parts.append([labels])
+        parts[-1].append(column)
+    drawn = [_part(columns, width) for columns in parts]
+    return Group(*drawn, *map(Text, table.notes))
+
+
+def _part(columns: Sequence[Sequence[Text]], width: int) -> RichTable:
+    """Return a table of some columns with their titles; where even these do not fit, it breaks names."""
+    room = width - _span(map(_unbroken, columns))
+    widths = _widths(columns, room) if room >= 0 else [None] * len(columns)
+    titles, *lines = zip(*columns, strict=True)
+    drawn = RichTable(
+        *(Column(title, overflow="fold", width=w) for title, w in zip(titles, widths, strict=True))
+    )
     for line in lines:
         drawn.add_row(*line)
     return drawn

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import pytest
 from conftest import initial, long
 from jax import lax
 
+from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.networks import require_flattening
 from jaxfl.models import Block, Model, measured, repeated, zoo
@@ -33,6 +35,7 @@ from jaxfl.models.conv import (
     using,
 )
 from jaxfl.models.zoo.densenet import DenseLayer, Transition
+from jaxfl.runs.architectures import build_models
 
 GRAY, COLOUR = (28, 28, 1), (32, 32, 3)
 LENET = zoo.lenet5(shape=(16, 16, 1), classes=3)
@@ -804,3 +807,11 @@ def test_a_form_follows_the_default_dtype():
     with jax.enable_x64(True):
         assert dtypes() == {jnp.dtype("float64")}
         require_flattening(model)  # its cached blocks must follow, too
+
+
+def test_a_name_shows_all_options_or_none():
+    """A network of the zoo is called as in `--models` if its name shows an option at all."""
+    names = "mcmahan,width=0.5,features=64", "mlp,hidden=3,clients=1", "lenet5,clients=2"
+    setup, partition = Setup.of(models=names), SimpleNamespace(train=[()] * 4, outputs=10)
+    built = build_models(setup, (28, 28, 1), partition)
+    assert [model.name for model, _ in built] == ["mcmahan,width=0.5,features=64", "mlp", "lenet5"]

@@ -16,6 +16,7 @@ from jaxfl.runs.paired import UNPAIRED, Difference, interval, label_of, notes_on
 from jaxfl.runs.table import (
     Cell,
     Table,
+    alike,
     as_csv,
     as_latex,
     as_markdown,
@@ -169,7 +170,8 @@ WIDE = Table(
         (57, "method accuracy % minus fedavg MB up", True),  # the difference takes several lines
         (56, "method fedavg [fed]rod-plus", True),
         (43, "method fedavg [fed]rod-plus", True),
-        (42, "method fedavg [fed]rod-plus", False),
+        (42, "method accuracy %", True),  # in three tables
+        (26, "method accuracy %", False),
     ],
 )
 def test_a_table_keeps_names_and_numbers_whole_if_the_terminal_allows(width, first, whole):
@@ -178,11 +180,22 @@ def test_a_table_keeps_names_and_numbers_whole_if_the_terminal_allows(width, fir
     console.print(drawn)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
-    assert " ".join(str(column.header) for column in drawn.columns) == first
+    tables = drawn.renderables
+    assert " ".join(str(column.header) for column in tables[0].columns) == first
     pieces = ("56.43 ± 6.67", "73.71 ± 4.04", "3.00 ± 0.01", "[-6.31,", "+40.88],", "[fed]rod-plus")
     assert all(any(piece in line for line in lines) for piece in pieces) == whole
-    bold = [cell.plain for column in drawn.columns for cell in column.cells if str(cell.style) == "bold"]
+    cells = [cell for one in tables for column in one.columns for cell in column.cells]
+    bold = [cell.plain for cell in cells if str(cell.style) == "bold"]
     assert bold == ["73.71 ± 4.04"]
+
+
+def test_figures_of_one_measure_have_equally_many_decimals():
+    texts = [shown.text() for shown in alike([Cell(0.0483, 0.0), Cell(0.1, 0.0), Cell(math.nan, math.nan)])]
+    assert texts == ["0.0483", "0.1000", "-"]  # what never deviates has no deviation
+    assert [shown.text() for shown in alike([Cell(91.0, 0.0), Cell(3.0, 0.5)])] == [
+        "91.00 ± 0.00",
+        "3.00 ± 0.50",
+    ]
 
 
 def test_methods_that_would_share_a_folder_are_refused():

@@ -41,7 +41,7 @@ METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # with both, some rounds' two clients are of one architecture
 ROUNDS, EVERY = 6, 2
 FILES = {"config.json", "metrics.jsonl", "result.json", "checkpoints", "partition.npz"}
-FILES |= {"clients.csv", "partition.png", "curves.png", "architectures.png"}
+FILES |= {"clients.csv", "partition.png", "curves.png", "loss.png", "architectures.png"}
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --participation 0.5 "
     f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every {EVERY}"
@@ -312,6 +312,14 @@ def test_pictures_of_a_report_can_be_without_pixels(compared, tmp_path, drawn):
     pictures = [path for path in (tmp_path / "out").iterdir() if not path.name.startswith("table")]
     assert {"curves.pdf", "bytes.pdf"} <= {path.name for path in pictures}
     assert all(path.read_bytes().startswith(b"%PDF") for path in pictures)
+
+
+def test_usual_columns_can_be_left_out(compared, tmp_path, drawn):
+    table = jaxfl.report(compared / "compared", out=tmp_path / "out", hide=["received", "megabytes"])
+    assert table.titles == ["accuracy %", "mlp,hidden=3", "mlp,hidden=4"]
+    assert not any("received" in note for note in table.notes)
+    with pytest.raises(jaxfl.JaxflError, match="--hide must be a tuple of architectures or received"):
+        jaxfl.report(compared / "compared", out=tmp_path / "out", hide="bytes")
 
 
 def test_a_report_has_the_tables_of_the_comparison(compared, tmp_path, monkeypatch):
