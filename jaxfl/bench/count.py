@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfl.core.training import batches_per_epoch, has_batchnorm
+from jaxfl.core.training import batches_per_epoch
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
@@ -95,7 +95,7 @@ def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size
     for group, slots, of_group in zip(federation.groups, cohorts, phases, strict=True):
         sizes = np.asarray(group.size, np.int64)[slots.index[slots.mask]]
         for phase in of_group:
-            skip = has_batchnorm(group.model.form, phase.blocks, batch_size)
+            skip = not group.model.needing_two_rows.isdisjoint(phase.blocks)
             samples += phase.epochs * int(sizes.sum())
             steps += phase.epochs * int(batches_per_epoch(sizes, batch_size, skip).sum())
     return Work(samples, steps)

@@ -30,7 +30,6 @@ except ImportError as error:
 
 THREADS = torch.get_num_threads()
 ACTIVATIONS = {jax.nn.relu: nn.ReLU, jax.nn.leaky_relu: nn.LeakyReLU}
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 def prepare(
@@ -147,14 +146,14 @@ def train(net, phase: Phase, images, rows, targets, config, received) -> torch.T
         block.train(name in phase.blocks)
         block.requires_grad_(name in phase.blocks)
     trained = {name: leaf for name, leaf in net.named_parameters() if leaf.requires_grad}
-    pairs = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in net.modules())
+    pairs = any(isinstance(layer, nn.BatchNorm1d) and layer.training for layer in net.modules())
     optimizer = torch.optim.SGD(
         trained.values(), config.lr, config.momentum, weight_decay=config.weight_decay, foreach=True
     )
     losses = []
     for _ in range(phase.epochs):
         for batch in torch.randperm(len(rows), device=rows.device).split(config.batch_size):
-            if pairs and len(batch) == 1:  # BatchNorm finds no variance in it
+            if pairs and len(batch) == 1:  # one value of a channel has no variance
                 continue
             optimizer.zero_grad(set_to_none=True)
             loss = nn.functional.cross_entropy(net(images[rows[batch]]), targets[batch])

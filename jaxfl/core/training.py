@@ -8,6 +8,7 @@ differs: another loss, another optimiser, a correction of the gradients, or a ta
 batches.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,7 @@ from jaxfl.core.streams import FURTHER_PARTS
 from jaxfl.data.federation import Batch
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
+from jaxfl.models.norms import needing_two_rows
 
 
 class Steps(NamedTuple):
@@ -151,7 +153,7 @@ def batch_order(key, size, capacity: int):
 def batches_per_epoch(size, batch_size: int, skip_single_row: bool):
     """Return the number of batches in an epoch of `size` rows: ceil(size / batch_size).
 
-    With `skip_single_row` a last batch of a single row is left out, as it has no variance for BatchNorm.
+    With `skip_single_row` a last batch of a single row is left out, see `fit`.
     """
     count = (size + batch_size - 1) // batch_size
     return count - (size % batch_size == 1).astype(count.dtype) if skip_single_row else count
@@ -200,10 +202,12 @@ def fit(
     *,
     epochs: Epochs,
     batch_size: int,
-    skip_single_row: bool = False,
     phase: int | None = 0,
 ) -> Fitted:
     """Fold an update over mini-batches, epoch after epoch.
+
+    A last batch of one row is left out where it would train BatchNorm on single values, see
+    `jaxfl.models.norms`.
 
     Args:
       update: ``(carry, batch, key) -> (carry, loss)``.
@@ -215,20 +219,20 @@ def fit(
       epochs: passes over the rows; a fraction is rounded up to whole batches, see `batches_per_phase`. An
         array () int32 may differ by client and round.
       batch_size: rows of a mini-batch.
-      skip_single_row: whether the update needs at least two rows, see `has_batchnorm`.
       phase: number of this local phase within the client's round; phases with other numbers draw other
         batches. None if `key` is only for this phase. For the keys of epochs and batches see
         `jaxfl.core.streams`; part i of several `examples` uses ``fold_in(batch's key, i)``.
+
+    Raises:
+      JaxflError: if batches hold one row, and all would be left out.
     """
     key = key if phase is None else jax.random.fold_in(key, phase)
     several = not isinstance(examples, Examples)
     parts = examples if several else (examples,)
     batch_size = min(batch_size, max(2, *(part.capacity for part in parts)))  # longer ones hold only padding
-    counts = [batches_per_epoch(part.size, batch_size, skip_single_row) for part in parts]
-    fewest = jnp.stack(counts).min()
-    count = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
     places = jnp.arange(batch_size, dtype=jnp.int32)
-    update = jax.jit(update, inline=True)  # traced once, for its operations and for the loop
+    # Traced once, for its blocks, its operations and the loop; the partial function was never traced before.
+    update = jax.jit(functools.partial(update), inline=True)
 
     def taken(positions, masks, key):
         """Return the batches at some positions of each part."""
@@ -239,6 +243,17 @@ def fit(
 
     whole = [places] * len(parts), [places < part.size for part in parts]
     batch = jax.eval_shape(lambda: taken(*whole, key))
+    with needing_two_rows() as blocks:
+        operations = flops.of(update, carry, batch, key)
+    if blocks and batch_size == 1:
+        raise JaxflError(
+            f"A network has BatchNorm (in its block {min(blocks)!r}), which needs batches of two rows or "
+            "more; raise --batch-size, or the method's own option for these batches, or build it with "
+            "norm=none."
+        )
+    counts = [batches_per_epoch(part.size, batch_size, skip_single_row=bool(blocks)) for part in parts]
+    fewest = jnp.stack(counts).min()
+    count = jnp.maximum(fewest // len(parts), jnp.minimum(fewest, 1))
     smallest = jnp.stack([part.size for part in parts]).min()
     total = batches_per_phase(epochs, count)
     rows_of_epoch = jnp.minimum(smallest, count * batch_size)
@@ -250,7 +265,7 @@ def fit(
     else:
         passes = complete
         rows = passes * rows_of_epoch
-    flops.add(flops.of(update, carry, batch, key) / batch_size * rows.astype(float))
+    flops.add(operations / batch_size * rows.astype(float))
 
     def epoch(e, carried):
         epoch_key = jax.random.fold_in(key, e)
@@ -279,29 +294,10 @@ def fit(
     return Fitted(carry, loss / jnp.maximum(total, 1).astype(loss.dtype), total)
 
 
-def has_batchnorm(weights: Weights, blocks: Collection[str], batch_size: int) -> bool:
-    """Return whether one of the blocks has BatchNorm, so that each batch needs at least two rows.
-
-    Raises:
-      JaxflError: if batches hold a single row.
-    """
-    found = [name for name in blocks if jax.tree.leaves(weights.stats.get(name))]
-    if found and batch_size == 1:
-        raise JaxflError(
-            f"A network has BatchNorm (in its block {found[0]!r}), which needs batches of two rows or more; "
-            "raise --batch-size, or the method's own option for these batches, or build it with norm=none."
-        )
-    return bool(found)
-
-
-def steps_of(size, weights: Weights, blocks: Collection[str], hyper: Training):
-    """Return the number of mini-batches, () int32, of a round in which these blocks train on `size` rows.
-
-    Raises:
-      JaxflError: as `has_batchnorm`.
-    """
-    skip_single_row = has_batchnorm(weights, blocks, hyper.batch_size)
-    return batches_per_phase(hyper.length, batches_per_epoch(size, hyper.batch_size, skip_single_row))
+def steps_of(size, model: Model, hyper: Training):
+    """Return the number of mini-batches, () int32, of a round in which a model trains on `size` rows."""
+    count = batches_per_epoch(size, hyper.batch_size, skip_single_row=bool(model.needing_two_rows))
+    return batches_per_phase(hyper.length, count)
 
 
 class Trained(NamedTuple):
@@ -356,8 +352,7 @@ def descend(
       tally: initial value of the sum of what the loss observes; not differentiated.
 
     Raises:
-      JaxflError: if blocks with BatchNorm would train on batches of one row, or if the loss returns something
-        else; then it names the loss's file and line.
+      JaxflError: as `fit`, or if the loss returns something else; then it names the loss's file and line.
     """
     require_call("loss", loss, "weights", "batch", "key")
     blocks = weights.params.keys() if blocks is None else blocks
@@ -386,7 +381,6 @@ def descend(
         examples,
         epochs=hyper.length if epochs is None else epochs,
         batch_size=batch_size,
-        skip_single_row=has_batchnorm(weights, blocks, batch_size),
         phase=phase,
     )
     return Trained(Weights(frozen | free, stats), value, taken, tally)

@@ -20,6 +20,7 @@ from flax.errors import InvalidRngError
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.conv import suited, using
+from jaxfl.models.norms import report
 from jaxfl.models.repeated import Outline, loop, outline, runs
 
 # How each precision multiplies: by default, JAX uses fewer digits of float32 on accelerators.
@@ -197,6 +198,7 @@ class Model:
         ends = list(itertools.accumulate(block.convolution_count for block in self._outlines))
         tapped = {bisect.bisect_left(ends, depth) for depth in depths}
         trains = [train if isinstance(train, bool) else name in train for name in self.names]
+        report(self.needing_two_rows & {*itertools.compress(self.names, trains)})
         apart = [(trains[i], i if i in tapped else None) for i in range(len(self.blocks))]
         updated, taps = {}, {}
         params, x = self._reduced((params, x))
@@ -274,6 +276,12 @@ class Model:
     def normalised(self) -> bool:
         """Whether the model has BatchNorm statistics."""
         return bool(self._leaves("batch_stats"))
+
+    @functools.cached_property
+    def needing_two_rows(self) -> frozenset[str]:
+        """Names of the blocks that cannot train on a batch of one row, see `jaxfl.models.norms`."""
+        needs = (block.needs_two_rows for block in self._outlines)
+        return frozenset(itertools.compress(self.names, needs))
 
     def _call(
         self, block: Block, variables, key, x, *, train: bool, mask, tapped: bool

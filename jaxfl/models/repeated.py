@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfl.models.norms import values_per_channel
+
 SHORTEST = 3  # blocks; a loop of two saves little, and its stacked weights are a copy
 LONGEST = 8  # extending blocks; every one computes with the channels of the last
 
@@ -27,11 +29,14 @@ class Outline(NamedTuple):
       variables: shapes and dtypes of its parameters and statistics, in Flax's form.
       output: shape of its output for one example.
       convolution_count: number of its taps.
+      needs_two_rows: whether it cannot train on a batch of one row, see `jaxfl.models.norms`. A block with
+        statistics, but without a BatchNorm of Flax or Equinox, is taken to need two.
     """
 
     variables: dict
     output: tuple[int, ...]
     convolution_count: int
+    needs_two_rows: bool
 
 
 @functools.cache
@@ -47,8 +52,11 @@ def outline(module: nn.Module, shape: tuple[int, ...], dtype: jnp.dtype) -> Outl
     call = functools.partial(module.apply, train=False, mask=None, mutable=["intermediates"])
     start = functools.partial(module.lazy_init, train=False, mask=None)
     variables = jax.eval_shape(lambda key: start(key, x), jax.random.key(0))
-    y, new = jax.eval_shape(call, variables, x)
-    return Outline(variables, y.shape[1:], len(new.get("intermediates", {}).get("taps", ())))
+    with values_per_channel() as values:
+        y, new = jax.eval_shape(call, variables, x)
+    taps = new.get("intermediates", {}).get("taps", ())
+    has_statistics = bool(jax.tree.leaves(variables.get("batch_stats", {})))
+    return Outline(variables, y.shape[1:], len(taps), has_statistics and min(values, default=1) == 1)
 
 
 def runs(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import PUBLIC, SIZES, assert_same
+from conftest import CLASSES, PUBLIC, SHAPE, SIZES, assert_same, initial, tiny_cnn
 from matplotlib.colors import rgb_to_hsv
 from scipy import ndimage
 
@@ -27,8 +27,11 @@ from jaxfl.core.training import (
     descend,
     fit,
     local_optimizer,
+    steps_of,
 )
 from jaxfl.data.federation import Batch
+from jaxfl.errors import JaxflError
+from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 
 KEY = jax.random.key(0)
@@ -128,6 +131,43 @@ def test_a_server_trains_without_a_client(federation):
     weights = model.init(KEY)
     trained = jax.jit(lambda: descend(cross_entropy(model), weights, KEY, rows, PLAIN))()
     assert trained.steps == 2 * 4 and trained.loss > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "batches"),
+    [
+        (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=2), 3),
+        (zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=2, norm="batch"), 2),
+        (tiny_cnn("maps", norm=True), 3),
+        (tiny_cnn("pixels", (2, 8), (2, 1), norm=True), 2),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_last_batch_of_one_row_trains_unless_batchnorm_gets_single_values(federation, model, batches):
+    client = one_client(federation)
+    rows, weights = own_rows(client, federation, PLAIN), initial(model)
+    assert client.size == 7
+    for _ in range(2):  # the second time as the first, whatever JAX remembers
+        trained = jax.jit(lambda: descend(cross_entropy(model), weights, KEY, rows, PLAIN))()
+        assert trained.steps == 2 * batches == steps_of(client.size, model, PLAIN)
+    one_by_one = Training(batch_size=1)
+    if batches == 3:
+        descend(cross_entropy(model), weights, KEY, rows, one_by_one)
+    else:
+        with pytest.raises(JaxflError, match="BatchNorm .* needs batches of two rows or more"):
+            descend(cross_entropy(model), weights, KEY, rows, one_by_one)
+
+
+def test_an_update_that_was_traced_before_is_asked_again():
+    model = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=2, norm="batch")
+    rows = arrays(jnp.ones((7, *SHAPE)), jnp.zeros(7, jnp.int32), jnp.int32(7))
+
+    def update(weights, batch, key):
+        loss, stats = cross_entropy(model)(weights, batch, key)
+        return weights._replace(stats=stats), loss
+
+    for _ in range(2):
+        assert fit(update, initial(model), KEY, rows, epochs=1, batch_size=3).steps == 2
 
 
 def trained(federation, **departures):

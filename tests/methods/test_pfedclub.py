@@ -43,6 +43,7 @@ from jaxfl.mechanisms.reassembly import assembly, server, stitching, teachers, t
 from jaxfl.mechanisms.reassembly.blocks import Pool
 from jaxfl.mechanisms.reassembly.chain import (
     CompiledParts,
+    Part,
     gradients,
     is_stitch,
     output_shape,
@@ -373,12 +374,15 @@ def test_exactly_the_chosen_parts_of_a_chain_train(normalised, parts, federation
         assert max(jax.tree.leaves(distance)) > 0.01
 
 
-def test_blocks_with_batchnorm_do_not_train_on_single_images(normalised, parts, federation):
+def test_batchnorm_after_a_dense_layer_does_not_train_on_single_images(normalised, parts, federation):
     images = tuning.images_of(federation)
     batches, loss, key = [(images.x[:1], images.y[:1])], tuning.cross_entropy, jax.random.key(0)
+    train(parts, normalised, batches, loss, 0.1, trains=TRAINS["all"], key=key)
+    model = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=2, norm="batch")
+    chain = (Part(model, initial(model)),)
     with pytest.raises(JaxflError, match="raise --server-batch"):
-        train(parts, normalised, batches, loss, 0.1, trains=TRAINS["all"], key=key)
-    train(parts, normalised, batches, loss, 0.1, trains=is_stitch, key=key)
+        train(parts, chain, batches, loss, 0.1, trains=TRAINS["all"], key=key)
+    train(parts, chain, batches, loss, 0.1, trains=is_stitch, key=key)
 
 
 @pytest.mark.parametrize("labelled", [True, False])

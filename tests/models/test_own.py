@@ -281,6 +281,77 @@ def test_statistics_ignore_padding_and_dropout_depends_on_the_key(make, names):
             model.apply(*weights, x, train=True)
 
 
+class LinenMaps(nn.Module):
+    """A convolution with BatchNorm, the mean over pixels, and a head."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        """Map (B, H, W, 1) to (B, 2)."""
+        x = nn.remat(LinenPart, static_argnums=(2,))(name="part")(x, train)
+        return nn.Dense(2, name="head")(x.mean((1, 2)))
+
+
+class LinenPart(nn.Module):
+    """A convolution with BatchNorm."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        """Map (B, H, W, 1) to (B, H, W, 3)."""
+        return nn.BatchNorm(use_running_average=not train)(nn.Conv(3, (3, 3))(x))
+
+
+class NnxMaps(nnx.Module):
+    """The same."""
+
+    def __init__(self, rngs):
+        self.part = nnx.Sequential(nnx.Conv(1, 3, (3, 3), rngs=rngs), nnx.BatchNorm(3, rngs=rngs))
+        self.head = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        """Map (B, H, W, 1) to (B, 2)."""
+        return self.head(self.part(x).mean((1, 2)))
+
+
+class EquinoxMaps(eqx.Module):
+    """The same."""
+
+    part: eqx.nn.Sequential
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        conv = eqx.nn.Conv2d(1, 3, 3, padding=1, key=key)
+        self.part = eqx.nn.Sequential([conv, eqx.nn.BatchNorm(3, "batch", mode="ema")])
+        self.head = eqx.nn.Linear(3, 2, key=key)
+
+    def __call__(self, x, state):
+        """Map (1, H, W) to (2,)."""
+        x, state = self.part(x, state)
+        return self.head(x.mean((1, 2))), state
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda *form: from_linen("own", LinenMaps(), *form),
+        lambda *form: from_nnx("own", NnxMaps, *form),
+        lambda *form: from_equinox("own", EquinoxMaps, *form),
+    ],
+    ids=["linen", "nnx", "equinox"],
+)
+def test_batchnorm_of_single_pixels_cannot_train_on_one_row(make):
+    """Then rows differ in their means only, in maps of several pixels in their variances too."""
+    for side, needing, differing in ((2, 0, 2), (1, 1, 1)):
+        model = make((side, side, 1), 2)
+        weights, rows = initial(model), jax.random.normal(jax.random.key(1), (2, 1, *model.shape))
+        one, other = (jax.tree.leaves(model.apply(*weights, x, train=True)[1]) for x in rows)
+        assert sum(map(bool, map(jnp.any, map(jnp.not_equal, one, other)))) == differing
+        assert len(model.needing_two_rows) == needing
+
+
+def test_statistics_of_ones_own_need_two_rows():
+    assert from_functions("own", functions(), (3,), 2).needing_two_rows == {"norm"}
+
+
 # ---- where blocks begin
 
 

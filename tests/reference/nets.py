@@ -80,6 +80,14 @@ def is_statistic(name):
     return name.startswith(STATISTICS)
 
 
+def least_rows(names):
+    """Return how many rows a batch needs for weights of these names: two where BatchNorm has features (B, d).
+
+    On one row they have no variance. These networks' maps have several pixels.
+    """
+    return 2 if any(is_statistic(name) and "/conv/" not in name for name in names) else 1
+
+
 # ---- layers
 
 

@@ -66,8 +66,8 @@ def descend(
 ):
     """Train in mini-batches; the optimiser's memory starts at 0.
 
-    Running statistics are not descended: a loss returns their new values among the gradients. Where blocks
-    with BatchNorm train, batches of one row are left out.
+    Running statistics are not descended: a loss returns their new values among the gradients. Batches of
+    fewer rows than the blocks that train need are left out.
 
     Args:
       weights: where to start.
@@ -84,7 +84,7 @@ def descend(
     """
     lr = options.lr if lr is None else lr
     batch_size = options.batch_size if batch_size is None else batch_size
-    least = 2 if any(nets.is_statistic(name) and trains(name) for name in weights) else 1
+    least = nets.least_rows(filter(trains, weights))
     moved = [name for name in weights if trains(name) and not nets.is_statistic(name)]
     update = OPTIMIZERS[optimizer or options.optimizer](options)
     weights, memory, values = dict(weights), {name: (0.0, 0.0) for name in moved}, []

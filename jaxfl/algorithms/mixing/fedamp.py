@@ -165,7 +165,7 @@ def build(config: FedAMP) -> Algorithm:
 
         def client(key, client, pull, own):
             w, u = own
-            steps = jnp.maximum(steps_of(client.size, w, client.model.names, hyper), 1).astype(pull.dtype)
+            steps = jnp.maximum(steps_of(client.size, client.model, hyper), 1).astype(pull.dtype)
             towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps)))
             trained = descend(towards, w, key, own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss

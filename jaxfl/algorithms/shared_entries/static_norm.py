@@ -68,9 +68,7 @@ def gathered(model: Model, params, rows, size, federation: Federation, key) -> d
 
     images = server_rows(rows, size, federation)
     carry = nothing, jnp.zeros((), dtype)
-    total, count = fit(
-        update, carry, key, images, epochs=1, batch_size=BATCH, skip_single_row=True, phase=None
-    ).carry
+    total, count = fit(update, carry, key, images, epochs=1, batch_size=BATCH, phase=None).carry
 
     def mean(path, leaf):
         without = 1.0 if tree.names(path)[-1] == "var" else 0.0

@@ -46,7 +46,6 @@ from jaxfl.authoring import (
     each_client,
     fit,
     gather,
-    has_batchnorm,
     improve,
     initial_weights,
     local_optimizer,
@@ -178,7 +177,7 @@ def build(config: PFedBayes) -> Algorithm:
 
         def client(key, client, received, own):
             optimizer = local_optimizer(hyper)
-            E_n = steps_of(client.size, own, client.model.names, hyper)
+            E_n = steps_of(client.size, client.model, hyper)
             weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
 
             def update(carry, batch, key):
@@ -201,7 +200,6 @@ def build(config: PFedBayes) -> Algorithm:
                 own_rows(client, federation, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
-                skip_single_row=has_batchnorm(own, client.model.names, config.batch_size),
             )
             sent = q_i._replace(params=Posterior(q, q_i.params.point))
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)

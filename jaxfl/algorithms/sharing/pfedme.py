@@ -42,7 +42,6 @@ from jaxfl.authoring import (
     cohort_rows,
     fit,
     gather,
-    has_batchnorm,
     initial_weights,
     local_optimizer,
     map_and_sum,
@@ -126,7 +125,6 @@ def build(config: PFedMe) -> Algorithm:
                 own_rows(client, federation, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
-                skip_single_row=has_batchnorm(theta, client.model.names, config.batch_size),
             )
             sent = divide(client.model, Weights(v, theta.stats))[1]
             return (theta, loss), optax.tree.sub(sent, w)

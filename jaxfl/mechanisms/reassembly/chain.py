@@ -177,19 +177,19 @@ def train(
       key: for dropout in the blocks that train.
 
     Raises:
-      JaxflError: if a block with BatchNorm is to train on batches of one row.
+      JaxflError: if a block is to train that needs two rows, see `jaxfl.models.norms`, on batches of one.
     """
     places = [place for place, part in enumerate(chain) if trains(part)]
     if not places:
         return chain
     learning = [chain[place].layer for place in places]
-    has_batchnorm = any(isinstance(layer, Model) and layer.normalised for layer in learning)
+    need_two = any(isinstance(layer, Model) and layer.needing_two_rows for layer in learning)
     opt_state = {place: optax.adam(lr).init(chain[place].weights.params) for place in places}
     # Part by part, so compiled once per shape. Stitches may be large: gradients and old states are donated.
     update = parts.program(_update, donate=(2, 3))
     trained = list(chain)
     for number, (x, target) in enumerate(batches):
-        if has_batchnorm and len(x) == 1:
+        if need_two and len(x) == 1:
             raise JaxflError(
                 "The server trains blocks with BatchNorm, which needs batches of two images or more; raise "
                 "--server-batch, or take more public images."

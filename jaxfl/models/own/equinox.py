@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
+from jaxfl.models.norms import counted
 from jaxfl.models.own.chain import Network, Path, chain
 from jaxfl.models.own.functions import accepted
 from jaxfl.models.own.intercept import intercepted, layers
@@ -110,6 +111,7 @@ class Equinox(Network):
         paths = state_paths(form, state_form)
         state = like(state_form, [weights.stats[path] for path in paths])
         names = {id(layer): name for name, layer in layers(module, eqx.Module).items()}
+        norms = list(filter(_is_norm, jax.tree.leaves(module, is_leaf=_is_norm)))
 
         def one(x, z, key):
             newest = state
@@ -119,6 +121,10 @@ class Equinox(Network):
 
                 def intercept(layer, call, inputs, options):
                     nonlocal newest
+                    if _is_norm(layer):
+                        call = counted(call, 0)
+                    if id(layer) not in names:
+                        return call(*inputs, **options)
                     newest = newest_of([newest, *inputs, *options.values()])
                     if not inputs:
                         return call(**options)
@@ -132,7 +138,7 @@ class Equinox(Network):
 
                     return exchanged(called(names[id(layer)], layer, value, alone), type(None), newest)
 
-                with intercepted(list(layers(module, eqx.Module).values()), intercept):
+                with intercepted([*layers(module, eqx.Module).values(), *norms], intercept):
                     given = accepted(module.__call__, {"state": state, "key": key})
                     y = module(x, **given, **modes(module.__call__, train))
                 if isinstance(y, tuple) and [type(entry) for entry in y[1:]] == [eqx.nn.State]:
@@ -216,6 +222,10 @@ def exchanged(y: Any, kind: type, new: Any) -> Any:
 
 def _is_index(leaf: Any) -> bool:
     return isinstance(leaf, eqx.nn.StateIndex)
+
+
+def _is_norm(layer: Any) -> bool:
+    return isinstance(layer, eqx.nn.BatchNorm)
 
 
 def _path(path) -> Path:

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
+from jaxfl.models.norms import counted
 from jaxfl.models.own.chain import Network, chain, real_rows
 from jaxfl.models.own.intercept import intercepted, layers
 from jaxfl.models.own.modes import modes, require_modes
@@ -118,8 +119,10 @@ class Nnx(Network):
 
         def through(called):
             def intercept(layer, call, inputs, options):
-                if isinstance(layer, nnx.BatchNorm) and mask is not None:
-                    options = {"mask": real_rows(mask, inputs[0], line_of(self.kind))} | options
+                if isinstance(layer, nnx.BatchNorm):
+                    call = counted(call, layer.axis)
+                    if mask is not None:
+                        options = {"mask": real_rows(mask, inputs[0], line_of(self.kind))} | options
                 if id(layer) not in names or not inputs:
                     return call(*inputs, **options)
                 value, *others = inputs

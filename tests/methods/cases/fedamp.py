@@ -33,7 +33,7 @@ def step(state, clients, cohort, options):
         pulled = plain_loss(clients[i])
         alpha = constants(state, clients, i, options)[1]
         if alpha > 0:
-            least = 2 if any(map(nets.is_statistic, state["own"][i])) else 1
+            least = nets.least_rows(state["own"][i])
             last = clients[i].size % options.batch_size
             batches = math.ceil(clients[i].size / options.batch_size) - (0 < last < least)
             steps = max(options.epochs * batches, 1)

@@ -33,7 +33,7 @@ def step(state, clients, cohort, options):
 def together(orders, w, options):
     """Reshape orders (m, epochs, n) to rows (epochs, k, m): an m-th of an epoch's batches, at least one."""
     parts, _, n = orders.shape
-    least = 2 if any(map(nets.is_statistic, w)) else 1
+    least = nets.least_rows(w)
     whole, rest = divmod(n, options.batch_size)
     batches = whole + (rest >= least)
     steps = max(batches // parts, min(batches, 1))

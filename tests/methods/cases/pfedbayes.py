@@ -67,7 +67,7 @@ def part(q, kind):
 
 def in_turn(client, q_i, q, draw, options):
     """Take R steps of q_i and one of q on every batch; return both and the mean negative log-likelihood."""
-    least = 2 if any(map(nets.is_statistic, q_i)) else 1
+    least = nets.least_rows(q_i)
     starts = range(0, client.size, options.batch_size)
     starts = [first for first in starts if min(options.batch_size, client.size - first) >= least]
     weight = options.zeta / max(1, options.epochs * len(starts))

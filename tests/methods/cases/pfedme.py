@@ -36,7 +36,7 @@ def step(state, clients, cohort, options):
 
 def in_turn(client, theta, v, orders, options):
     """Take K steps of theta towards v and the data and one of v on every batch; return both and the loss."""
-    least = 2 if any(map(nets.is_statistic, theta)) else 1
+    least = nets.least_rows(theta)
     update, plain = OPTIMIZERS[options.optimizer](options), plain_loss(client)
     theta, memory, values = dict(theta), {name: (0.0, 0.0) for name in v}, []
     for order in orders:
