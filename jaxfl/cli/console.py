@@ -19,11 +19,10 @@ from jaxfl.cli.words import expand
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.environment import versions
-from jaxfl.machine.files import below
+from jaxfl.machine.files import below, cache_folder
 from jaxfl.machine.processes import explained_loss, leave
 from jaxfl.runs import store
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
-from jaxfl.runs.prepare import cache_folder
 from jaxfl.runs.study_file import usual_folder
 from jaxfl.terminal import OUT
 

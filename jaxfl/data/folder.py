@@ -58,9 +58,8 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
     images = _stacked([file for file, *_ in files], empty)
     paths, labels, train = zip(*files, strict=True)
     columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}
-    return from_arrays(
-        name, images, np.array(labels), np.array(train) if divided else None, len(classes), columns
-    )
+    train = np.array(train) if divided else None
+    return from_arrays(name, images, np.array(labels), train, len(classes), columns, class_names=classes)
 
 
 def _stacked(files: Sequence[Path], empty: str) -> np.ndarray:

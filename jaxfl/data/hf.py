@@ -1,11 +1,13 @@
 """Data sets of Hugging Face, from the hub or from a folder, read with the package `datasets`."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.options import as_path
+from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, require_everywhere
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional, quiet
@@ -23,7 +25,7 @@ def read_source(choice: str) -> Source:
       choice: ``hf:NAME`` of the hub or ``hf:FOLDER``, with options: ``config``, the configuration of the set;
         ``image`` and ``label``, the columns. By default columns are found by their types: the only one of
         images, else of vectors or arrays of equal size; and the only one of class labels, else the one called
-        label or labels. Labels that are not numbers of classes are numbered in their order.
+        label or labels. Labels that are not numbers of classes are numbered in their order; words name them.
 
     Returns:
       The source; its columns are all further ones of integers or words.
@@ -51,9 +53,20 @@ def read_source(choice: str) -> Source:
             f"{PREFIX}{name}: {label} numbers its classes differently in test and train; number both alike."
         )
     train = np.arange(sum(map(len, parts))) < len(parts[0]) if len(parts) > 1 else None
+    stored = [Path(file["filename"]) for part in parts for file in part.cache_files]
+    return kept(
+        choice, absolute(choice), stored, lambda: _decoded(datasets, choice, parts, image, label, train)
+    )
+
+
+def _decoded(datasets, choice: str, parts, image: str, label: str, train: np.ndarray | None) -> Source:
+    """Return the source of some parts: their columns of images and labels, and all further ones."""
+    name, kinds = choices.split(choice.removeprefix(PREFIX))[0], parts[0].features
     columns = _columns(parts, [key for key, kind in kinds.items() if _is_column(datasets, kind)])
     labels, classes = columns.pop(label), getattr(kinds[label], "num_classes", None)
     require_everywhere(f"{PREFIX}{name}", label, labels)
+    if labels.dtype.kind in "SU":
+        classes = len(np.unique(labels))  # which these words name
     if classes is None:
         known, labels = np.unique(labels, return_inverse=True)
         if len(known) > 2 and known.dtype.kind == "i" and known[0] < 0:  # two may be -1 and 1
@@ -61,7 +74,8 @@ def read_source(choice: str) -> Source:
                 f"{PREFIX}{name}: some rows have the {label} {known[0]}, which is no class; leave these out."
             )
         classes = len(known)
-    return from_arrays(choice, _images(name, parts, image, kinds[image]), labels, train, classes, columns)
+    images, names = _images(name, parts, image, kinds[image]), getattr(kinds[label], "names", None) or ()
+    return from_arrays(choice, images, labels, train, classes, columns, class_names=names)
 
 
 def absolute(choice: str) -> str:

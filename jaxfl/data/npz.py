@@ -53,9 +53,9 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
     """Read labelled images or vectors.
 
     The arrays are ``images`` (N, H, W) or (N, H, W, C), uint8 or float, or in their place ``features``
-    (N, d), also integers; ``labels`` (N,) that number the classes 0, 1, 2, ... without a gap; and optionally
-    ``split`` (N,), either the words "train" and "test" or True for a training row. Every further array (N,)
-    of integers or words is a column.
+    (N, d), also integers; ``labels`` (N,) that number the classes 0, 1, 2, ... without a gap, or are words;
+    and optionally ``split`` (N,), either the words "train" and "test" or True for a training row. Every
+    further array (N,) of integers or words is a column.
 
     Args:
       name: of the source.

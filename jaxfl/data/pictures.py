@@ -1,16 +1,21 @@
 """Pictures of a partition, training rows by client and class, and of a shift, images as clients see them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+MOST_NAMED = 40  # clients or classes whose names fit in a picture
 
-def draw(counts: np.ndarray, title: str = "") -> Figure:
+
+def draw(counts: np.ndarray, title: str = "", class_names: Sequence[str] = ()) -> Figure:
     """Draw a field for every client (x) and class (y), white where there are no rows.
 
     Args:
       counts: (clients, classes) int, training rows.
       title: title of the figure.
+      class_names: the classes in words, if they have names.
     """
     clients, classes = counts.shape
     width, height = np.clip([0.3 * clients + 2, 0.3 * classes + 1.2], [5, 3.5], [14, 9])  # inches
@@ -19,9 +24,18 @@ def draw(counts: np.ndarray, title: str = "") -> Figure:
     held = np.ma.masked_equal(counts.T, 0)
     field = axes.imshow(held, cmap="viridis_r", aspect="auto", origin="lower", vmin=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    name_classes(axes.yaxis, class_names)
     figure.colorbar(field, label="training rows", ticks=MaxNLocator(integer=True))
     return figure
+
+
+def name_classes(axis, names: Sequence[str]) -> None:
+    """Let the ticks of an axis be the names of classes, or whole numbers if there are none or too many."""
+    if 0 < len(names) <= MOST_NAMED:
+        turned = {"rotation": 45, "ha": "right"} if axis.axis_name == "x" else {}
+        axis.set_ticks(range(len(names)), [name.replace("$", "\\$") for name in names], **turned)
+    else:
+        axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_seen(images: np.ndarray, title: str) -> Figure:

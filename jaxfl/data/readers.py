@@ -9,8 +9,10 @@ from jaxfl.config import choices
 from jaxfl.config.options import as_path
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.data import folder, hf, npz, tfds
+from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
+from jaxfl.machine.files import below
 
 CLASSES = "classes"  # option of every data set
 SOME = re.compile(rf"(.*?)\s*,\s*{CLASSES}\s*=([^,/]*)(|,.*)")  # a path does not go on after its value
@@ -57,7 +59,15 @@ def _read_prepared(name: str, data_dir: Path | None, labelled: bool) -> Source:
             f"{name} is a file, but only .npz files are read; write one by numpy.savez, with arrays images "
             "or features, and labels."
         )
-    return tfds.read_source(name, data_dir)
+    return kept(
+        name, f"{name} {data_dir}", tfds.files(name, data_dir), lambda: tfds.read_source(name, data_dir)
+    )
+
+
+def _read_folder(name: str, data_dir: Path | None, labelled: bool) -> Source:
+    path = as_path(name)
+    how = f"{path.resolve()} {labelled}"
+    return kept(name, how, below(path), lambda: folder.read_source(name, path, labelled))
 
 
 def _resolved(name: str) -> str:
@@ -92,7 +102,7 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     Reader(
         {"path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/"},
         takes=lambda name: as_path(name).is_dir(),
-        read=lambda name, data_dir, labelled: folder.read_source(name, as_path(name), labelled),
+        read=_read_folder,
         absolute=_resolved,
     ),
     Reader(

@@ -28,6 +28,7 @@ class Source(NamedTuple):
         others perhaps left out; None where that is the same.
       divided: whether the data themselves say which rows are for testing; if not, `train` leaves a fixed
         fifth out.
+      class_names: a word for each class, or none.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Source(NamedTuple):
     columns: Mapping[str, np.ndarray] = MappingProxyType({})
     numbers: np.ndarray | None = None
     divided: bool = True
+    class_names: tuple[str, ...] = ()
 
 
 def of_vectors(shape: Sequence[int]) -> bool:
@@ -108,6 +110,7 @@ def of_classes(source: Source, chosen: str) -> Source:
         classes=len(classes),
         columns={name: values[rows] for name, values in source.columns.items()},
         numbers=numbers(source)[rows],
+        class_names=tuple(source.class_names[c] for c in classes) if source.class_names else (),
     )
 
 
@@ -135,19 +138,21 @@ def from_arrays(
     columns: Mapping[str, np.ndarray] = MappingProxyType({}),
     numbers: np.ndarray | None = None,
     divided: bool = True,
+    class_names: Sequence[str] = (),
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
 
     Args:
       name: name of the source.
       images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float.
-      labels: (N,) integers in 0..classes-1.
+      labels: (N,) integers in 0..classes-1; or words, which are numbered in their order and name the classes.
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing, which
         may have no row of a small class.
       classes: number of classes.
       columns: further values of every row, (N,) integers or words by name.
       numbers: (N,) int, number of every row where it came from; None where these are 0, 1, 2, ...
       divided: whether the data say themselves which rows are for testing, and `train` was not made up.
+      class_names: a word for each class, or none.
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
@@ -158,6 +163,12 @@ def from_arrays(
             f"{name}: classes must be the number of classes, at most {MOST_CLASSES:,}, but is {classes!r}."
         )
     labels = _array(name, "labels", labels)
+    if labels.dtype.kind in "SU" and labels.ndim == 1:
+        require_everywhere(name, "labels", labels)
+        words, labels = np.unique(labels.astype(str), return_inverse=True)
+        class_names, classes = words.tolist(), len(words)
+    if class_names and len(class_names) != classes:
+        raise JaxflError(f"{name} names {len(class_names)} of {classes} classes; name all of them.")
     labels = _checked_labels(name, labels, len(images), classes)
     if train is None:
         train, divided = ~_stratified_fifth(labels), False
@@ -183,7 +194,10 @@ def from_arrays(
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
     came_from = numbers[order]
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
-    return Source(name, images[order], labels[order], train[order], classes, columns, moved, divided)
+    class_names = tuple(map(str, class_names))
+    return Source(
+        name, images[order], labels[order], train[order], classes, columns, moved, divided, class_names
+    )
 
 
 def _array(name: str, what: str, values) -> np.ndarray:

@@ -1,6 +1,8 @@
 """Image-classification sets of tensorflow-datasets, read without TensorFlow."""
 
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.files import below
 from jaxfl.machine.packages import quiet
 
 
@@ -52,7 +55,16 @@ def read_source(name: str, data_dir: str | Path | None = None) -> Source:
     images = np.stack([row[image] for row in rows])
     labels = np.array([row[label] for row in rows])
     columns = {key: np.array([row[key] for row in rows]) for key in _columns(builder.info, (image, label))}
-    return from_arrays(name, images, labels, train, builder.info.features[label].num_classes, columns)
+    kind = builder.info.features[label]
+    names = kind.names or ()
+    return from_arrays(name, images, labels, train, kind.num_classes, columns, class_names=names)
+
+
+def files(name: str, data_dir: str | Path | None = None) -> Iterable[Path]:
+    """Return the files of a set in all configurations and versions, and their folders."""
+    root = data_dir or os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets"
+    set_name, _, _ = name.partition(":")
+    return below(Path(root) / set_name.partition("/")[0])
 
 
 def _builder(tfds, name: str, data_dir) -> Any:

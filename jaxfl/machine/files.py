@@ -95,6 +95,11 @@ def replacing(path: Path, begun: Path | None = None):
         raise
 
 
+def cache_folder() -> Path:
+    """Return the user's folder of compiled programs, measurements and decoded data of all runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxfl"
+
+
 def below(folder: Path, name: str = "") -> Iterator[Path]:
     """Yield what a folder holds at any depth, or only what has a name.
 

@@ -82,6 +82,7 @@ def _about(run: Opened, model: Deployed) -> dict[str, str]:
         "mean": np.ravel(model.images.mean).tolist(),
         "std": np.ravel(model.images.std).tolist(),
         "classes": model.classes.tolist(),
+        "class_names": _class_names(run),
     }
     return {name: json.dumps(value) for name, value in about.items()}
 
@@ -126,7 +127,8 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
         f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
         f"{sees}; each channel is normalised as (value - mean) / std with mean "
         f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
-        f"`classes[k]` of {tried['dataset']}, listed in the metadata of the file; -1 means none.",
+        f"`classes[k]` of {tried['dataset']}, listed in the metadata of the file; -1 means none."
+        + (f" Their names are, from 0 on: {', '.join(names)}." if (names := _class_names(run)) else ""),
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
         PLAIN.format(file=any_file, sees=sees)
@@ -136,6 +138,10 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
     ]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _class_names(run: Opened) -> list[str]:
+    return run.config.get("data", {}).get("class_names", [])
 
 
 def _architecture(model: Model, weights: dict) -> str:

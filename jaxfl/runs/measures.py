@@ -79,18 +79,26 @@ COHORT = {  # of the clients of a round, mean of the last ten rounds
 }
 
 
+def names_of_classes(results: Sequence[dict]) -> list[str]:
+    """Return the words or numbers of the classes, as many as any of some results has."""
+    classes = max(len(result["accuracy"]["per_class"]) for result in results)
+    first, *others = (result.get("class_names", []) for result in results)
+    named = len(first) == classes and all(other == first for other in others)
+    return first if named else [*map(str, range(classes))]
+
+
 def of_classes(results: Sequence[dict]) -> list[Measure]:
-    """Return the accuracy on each class, as many as any of some results has."""
+    """Return the accuracy on each class."""
 
     def of_class(c):
         def value(result):
             known = result["accuracy"]["per_class"]
             return percent(known[c]) if c < len(known) else math.nan
 
-        return Measure(f"class {c} %", value)
+        return Measure(f"class {names[c]} %", value)
 
-    classes = max(len(result["accuracy"]["per_class"]) for result in results)
-    return list(map(of_class, range(classes)))
+    names = names_of_classes(results)
+    return list(map(of_class, range(len(names))))
 
 
 # ---- costs

@@ -47,7 +47,8 @@ def save_partition(
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     partitions.save(partition, source, folder / store.PARTITION)
-    pictures: dict[str, Any] = {"partition.png": lambda: draw(partition.counts(source.labels), title)}
+    counts, names = partition.counts(source.labels), source.class_names
+    pictures: dict[str, Any] = {"partition.png": lambda: draw(counts, title, names)}
     if drawn and not of_vectors(source.images.shape[1:]):
         images, what = _seen(source, partition, drawn), " ".join(setup.data.shift)
         pictures["shift.png"] = lambda: draw_seen(images, what)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from jaxfl.data.pictures import MOST_NAMED, name_classes
 from jaxfl.runs.findings import over_rounds
 from jaxfl.runs.measures import PER_CLASS, SCORES
 from jaxfl.runs.table import Cell, Table, alike
@@ -19,7 +20,6 @@ HATCHES = ("", "//", "..", "xx")
 LABEL_WIDTH = 40  # characters in a line of the legend, which must leave room for the curves
 TICK_WIDTH = 20  # the same under a column of a heat map
 WIDE = 30  # amounts whose largest is more times the smallest are drawn on a logarithmic axis
-MOST_NAMED = 40  # clients whose numbers fit in a picture
 MOST_LINKED = 200  # clients whose links fit in a picture
 
 
@@ -153,12 +153,15 @@ def _mark(number: int) -> dict:
     return {"marker": MARKS[number // 10 % len(MARKS)], "color": f"C{number % 10}"}
 
 
-def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Figure | None:
+def draw_metrics(
+    runs: dict[str, list[list[dict]]], shown: Sequence[str], class_names: Sequence[str] = ()
+) -> Figure | None:
     """Draw further scores of the deployed models against rounds, and every class at the last evaluation.
 
     Args:
       runs: for each label the metrics of its seeds, as in `draw_curves`.
       shown: names in `jaxfl.runs.measures.SHOWN`; values of a whole run have no panel.
+      class_names: the classes in words, if they have names.
     """
     panels = [name for name in shown if name in SCORES or name == PER_CLASS]
     if not panels:
@@ -181,7 +184,7 @@ def draw_metrics(runs: dict[str, list[list[dict]]], shown: Sequence[str]) -> Fig
             _draw_line(axes, rounds, points, number)
         if name == PER_CLASS:
             axes.set(xlabel="class", ylabel="accuracy at the last evaluation (%)")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            name_classes(axes.xaxis, class_names)
             axes.grid(alpha=0.3, axis="y")
         else:
             axes.set(ylabel=SCORES[name].title.replace(" %", " (%)"))
@@ -399,7 +402,9 @@ def draw_matrices(matrices: dict[str, np.ndarray], counts: np.ndarray) -> Figure
     return figure
 
 
-def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndarray]) -> Figure:
+def draw_embeddings(
+    embeddings: dict[str, np.ndarray], counts: dict[str, np.ndarray], class_names: Sequence[str] = ()
+) -> Figure:
     """Draw a map of the clients of each architecture: two principal components of their vectors.
 
     Single numbers are drawn as they are, along a line for each client. A client's colour is the mixture of
@@ -408,6 +413,7 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
     Args:
       embeddings: by architecture, (n_g, d).
       counts: by architecture in the order of ids, (n_g, outputs), each client's training rows per label.
+      class_names: the labels in words, if they have names.
     """
     from sklearn.decomposition import PCA  # here: it loads SciPy, a second of every command
 
@@ -435,9 +441,8 @@ def draw_embeddings(embeddings: dict[str, np.ndarray], counts: dict[str, np.ndar
         axes.grid(alpha=0.3)
     if outputs <= MOST_NAMED:
         marks = [Line2D([], [], marker="o", linestyle="", color=colour) for colour in colours]
-        figure.legend(
-            marks, map(str, range(outputs)), title="label", fontsize="small", loc="outside right upper"
-        )
+        named = _wrapped(class_names or map(str, range(outputs)))
+        figure.legend(marks, named, title="label", fontsize="small", loc="outside right upper")
     return figure
 
 

@@ -6,7 +6,6 @@ source -> partition -> links -> models -> Federation
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from jaxfl.data.readers import CLASSES, absolute, load, reader_of, whole
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import Source, column, numbered
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.machine.files import cache_folder
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
@@ -146,6 +146,7 @@ def images_of(data: Data) -> dict:
         "mean": np.ravel(federation.mean).tolist(),
         "std": np.ravel(federation.std).tolist(),
         "public": len(federation.public),
+        "class_names": list(data.source.class_names),
         "sample": _sample(images),
     }
 
@@ -246,11 +247,6 @@ def _chosen(of_whole: tuple[str, str | None]) -> list[int] | None:
     """Return the classes of a set that are meant; None for all."""
     _, classes = of_whole
     return None if classes is None else numbered(classes)
-
-
-def cache_folder() -> Path:
-    """Return the folder of the compiled programs and measurements of all runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxfl"
 
 
 def on_this_machine(setup: Setup, models):

@@ -16,7 +16,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import files
 from jaxfl.runs import store
 from jaxfl.runs.config import at_own_default, experiment
-from jaxfl.runs.measures import measure
+from jaxfl.runs.measures import measure, names_of_classes
 from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.result import OTHER_DATA, notes_on_selected, selected
@@ -67,12 +67,12 @@ def report(
     from jaxfl.runs import plot  # here, so that commands without plots do not wait for it
 
     check_targets(target)
-    table, metrics = _tabulated(folders, show, target, against, select, hide)
+    table, metrics, words = _tabulated(folders, show, target, against, select, hide)
     table = table._replace(notes=(*table.notes, *notes))
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
     files.write_texts(out, {name: form(table) for name, form in forms.items()})
     drawn = {"curves": plot.draw_curves, "loss": plot.draw_loss, "architectures": plot.draw_architectures}
-    drawn |= {"metrics": partial(plot.draw_metrics, shown=show), "bytes": plot.draw_bytes}
+    drawn |= {"metrics": partial(plot.draw_metrics, shown=show, class_names=words), "bytes": plot.draw_bytes}
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 
@@ -100,8 +100,8 @@ def _tabulated(
     against: str | None,
     select: str = "last",
     hide: Collection[str] = (),
-) -> tuple[Table, dict[str, list]]:
-    """Return the table of all finished runs in some folders, and their metrics by label."""
+) -> tuple[Table, dict[str, list], list[str]]:
+    """Return the table of all finished runs in some folders, their metrics by label, and classes in words."""
     runs = store.finished_in(list(folders))
     configs = [moved(run, store.read_config(run), code=True) for run in runs]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
@@ -133,7 +133,7 @@ def _tabulated(
         against = label_of(against, folder_of)
         _check_partitions(against, folder_of)
         table = _compared(table, against, by_draw)
-    return table, metrics
+    return table, metrics, names_of_classes([result for _, result in results])
 
 
 def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:

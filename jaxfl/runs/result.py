@@ -294,6 +294,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "method": config["label"],
         "seed": config["options"]["seed"],
         "rounds": metrics[-1]["round"],
+        "class_names": config.get("data", {}).get("class_names", []),
         "accuracy": scored[-1]["accuracy"],
         "received": scored[-1]["received"],
         "summary": {

@@ -288,8 +288,9 @@ def _conclude(
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method
     summary, rows = result(run.config, metrics, compilations), job.federation.rows_per_class()
+    words = summary["class_names"]
     pictures = {
-        "partition.png": partial(draw, rows, run.config["options"]["partition"]),
+        "partition.png": partial(draw, rows, run.config["options"]["partition"], words),
         "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
         "loss.png": partial(plot.draw_loss, {run.variant.label: [metrics]}),
         "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
@@ -305,7 +306,7 @@ def _conclude(
         pictures["matrices.png"] = partial(plot.draw_matrices, matrices, np.concatenate([*counts.values()]))
     if job.programs.algorithm.embeddings:
         embeddings = store.read_about_clients(folder, "embeddings", run.done)
-        pictures["embeddings.png"] = partial(plot.draw_embeddings, embeddings, counts)
+        pictures["embeddings.png"] = partial(plot.draw_embeddings, embeddings, counts, words)
     if job.federation.links.size:
         named = [group.model.name for group in job.federation.groups for _ in group.id]
         pictures["topology.png"] = partial(plot.draw_topology, np.asarray(job.federation.links), named)

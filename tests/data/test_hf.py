@@ -45,7 +45,7 @@ def test_a_saved_set_is_read_with_its_train_and_test_splits(tmp_path):
     assert (source.images[..., 0] == PIXELS[rows]).all() and source.images.dtype == np.uint8
     assert source.labels.tolist() == LABELS[rows].tolist() and source.classes == 4
     assert source.train.tolist() == [True] * 4 + [False] * 2
-    assert source.columns.keys() == {"coarse", "writer"}  # not note, which one row lacks
+    assert source.columns.keys() == {"coarse", "writer", "note"}
     assert source.columns["writer"].tolist() == [WRITERS[row] for row in rows]
 
 

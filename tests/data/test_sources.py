@@ -1,6 +1,7 @@
 """Data sources: what is read and what is refused. All data are made here; nothing is downloaded."""
 
 import io
+import os
 import re
 import shutil
 import sys
@@ -13,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from jaxfl.data import folder, kept
 from jaxfl.data.federation import federate
 from jaxfl.data.normalisation import moments, training_moments
 from jaxfl.data.public_images import Public
@@ -291,6 +293,61 @@ def test_a_folder_with_one_sub_folder_per_class_is_read(tmp_path):
     source = load(str(tmp_path))
     check(source, 16, 4, (4, 6, 3), 2)
     assert (source.images[source.labels == 0].sum(0) == cats.sum(0)).all()
+
+
+def test_classes_have_the_names_that_the_data_give_them(tmp_path):
+    labels = np.array(["owl", "cat", "dog", "cat", "owl"])
+    mine = write(tmp_path / "mine.npz", images=IMAGES[:5], labels=labels, split=np.arange(5) < 3)
+    source = load(mine)
+    assert (source.labels.tolist(), source.class_names) == ([2, 0, 1, 0, 2], ("cat", "dog", "owl"))
+    some = load(f"{mine},classes=0+2")
+    assert (some.labels.tolist(), some.class_names) == ([1, 0, 0, 1], ("cat", "owl"))
+    for word in ("dog", "cat"):
+        write_images(tmp_path / "photos" / word, random_images(5, 4, 4))
+    assert load(str(tmp_path / "photos")).class_names == ("cat", "dog")
+    with pytest.raises(JaxflError, match="1 of 5 rows have no 'labels', the first is row 2"):
+        load(write(tmp_path / "gap.npz", images=IMAGES[:5], labels=np.where(labels == "dog", "", labels)))
+    with pytest.raises(JaxflError, match="mine names 1 of 2 classes"):
+        from_arrays("mine", IMAGES, LABELS, LABELS == 0, 2, class_names=["a"])
+
+
+def test_decoded_data_are_kept_until_their_files_change(tmp_path, monkeypatch):
+    images, reads, read = random_images(12, 4, 5, 3), [], folder.read_source
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "LEAST", 0)
+    monkeypatch.setattr(folder, "read_source", lambda *given: reads.append(given) or read(*given))
+    for place, word in enumerate(("cat", "dog")):
+        write_images(tmp_path / "photos" / word, images[6 * place :][:6])
+
+    def loaded(number):
+        """Load the folder, which must be read for the so many-th time, or not again."""
+        source, straight = load(str(tmp_path / "photos")), read("straight", tmp_path / "photos")
+        assert len(reads) == number and source.name == str(tmp_path / "photos")
+        for field, ours, theirs in zip(source._fields[1:], source[1:], straight[1:], strict=True):
+            if field == "columns":
+                assert ours.keys() == theirs.keys() and (ours["file"] == theirs["file"]).all()
+            else:
+                np.testing.assert_array_equal(ours, theirs)
+                assert np.asarray(ours).dtype == np.asarray(theirs).dtype
+
+    loaded(1)
+    loaded(1)
+    Image.fromarray(255 - images[3]).save(tmp_path / "photos" / "cat" / "3.png")
+    os.utime(tmp_path / "photos" / "cat" / "3.png", (1, 1))
+    loaded(2)
+    (file,) = (tmp_path / "cache" / "jaxfl" / "data").iterdir()  # one for a data set, complete
+    whole = file.read_bytes()
+    for number, content in enumerate((b"", whole[:-9], whole[:600] + b"??" + whole[602:]), 3):
+        file.write_bytes(content)
+        loaded(number)
+        assert file.read_bytes() == whole
+    (tmp_path / "photos" / "dog" / "5.png").rename(tmp_path / "photos" / "dog" / "10.png")
+    loaded(6)
+    file.unlink()
+    file.mkdir()  # which cannot be replaced
+    loaded(7)
+    loaded(8)
+    assert [*file.parent.iterdir()] == [file]
 
 
 def test_a_folder_with_train_and_test_is_read(tmp_path):

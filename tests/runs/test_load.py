@@ -17,12 +17,14 @@ from safetensors.numpy import load_file
 
 import jaxfl
 from jaxfl import Predictor, cli, registry
+from jaxfl.data import pictures
 from jaxfl.errors import JaxflError
 from jaxfl.models.applied import applied_weights
-from jaxfl.runs import export, store
+from jaxfl.runs import export, plot, store
 from jaxfl.runs.deployed import Deployed, Images
 from jaxfl.runs.findings import over_rounds
 
+WORDS = np.array(["$cat", "ant", "bee"])  # of the classes
 OPTIONS = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --labels independent --clients 4 "
     "--participation 0.5 --models mlp,hidden=3 mlp,hidden=4 --epochs 10 --rounds 4 --eval-every 2"
@@ -33,7 +35,7 @@ def begun(folder, method, *options):
     """Run a method on a data set in the folder; return the loaded run."""
     source = tiny_source()
     data = folder / "tiny.npz"
-    np.savez(data, images=source.images, labels=source.labels, split=source.train)
+    np.savez(data, images=source.images, labels=WORDS[source.labels], split=source.train)
     words = [*OPTIONS.split(), "--dataset", str(data), "--run-dir", str(folder / "run"), *options]
     cli.main(["run", method, *words])
     return jaxfl.load(folder / "run")
@@ -336,6 +338,20 @@ def test_the_card_says_how_to_load(run, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["export", str(run.folder)])
     assert "--out FOLDER" in capsys.readouterr().err
+
+
+def test_words_of_the_data_name_the_classes(run, tmp_path):
+    """In the columns of a table and in its picture, on a card and in the metadata of a file."""
+    table = jaxfl.report(run.folder, out=tmp_path / "out", show="per-class")
+    assert table.titles[1:4] == [f"class {word} %" for word in WORDS]
+    figure = plot.draw_metrics({"fedper": [run.metrics]}, ["per-class"], run.result["class_names"])
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == [r"\$cat", "ant", "bee"]
+    ticks = pictures.draw(np.eye(CLASSES, dtype=int), class_names=WORDS).axes[0].get_yticklabels()
+    assert [tick.get_text() for tick in ticks] == [r"\$cat", "ant", "bee"]
+    file, card = run.export(tmp_path / "one", clients=[3])
+    with safe_open(file, "numpy") as opened:
+        assert json.loads(opened.metadata()["class_names"]) == WORDS.tolist()
+    assert "Their names are, from 0 on: $cat, ant, bee." in card.read_text()
 
 
 def test_a_shared_model_is_exported_once(run, tmp_path):
