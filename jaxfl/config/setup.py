@@ -95,6 +95,9 @@ class RunOptions:
     init_from: tuple[str, ...] = ()
     """Initial weights: folders of runs (what their clients deploy, by architecture and client id), or .npz
     files of arrays such as lenet5/params/conv1/conv/kernel. What does not fit starts anew and is named."""
+    initial: Literal["shared", "own"] = "shared"
+    """Initial weights that clients keep, such as own models or heads: the same for all of an architecture, or
+    drawn for each client (own). What a server hands out has one beginning in both."""
     rounds: int = within("[1, 1000000]", 50)
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)

@@ -1,7 +1,8 @@
 """Streams of random numbers: every draw has its own key, so no draw changes another one.
 
     run      ->  `Streams`
-    weights  ->  fold_in(init, number of the architecture), or fold_in(fold_in(init, EXTENSION), the same)
+    weights  ->  fold_in(init, number of the architecture), or fold_in(fold_in(init, EXTENSION), the same);
+                 with --initial own a client's  ->  fold_in(its architecture's key, its id)
     round t  ->  fold_in(rounds, t)
     client   ->  fold_in(its round's key, its id);  beside the clients PUBLIC, SERVER and SHARED_BATCHES
     epoch e  ->  fold_in(fold_in(its client's key, phase), e), the order of rows

@@ -75,6 +75,8 @@ class Federation:
         are (V,).
       initial: per architecture `ClientWeights`, the initial weights of some of its blocks; others are drawn.
         None if all are. A leaf that each client has of its own is in `own`, its mean in `shared`.
+      apart: whether initial weights that clients keep are drawn for each of them, see
+        `jaxfl.core.initial_weights`.
       all_newcomers: in a window (`jaxfl.core.window`), whose `groups` hold only some of the clients, per
         group (n_g,) bool, which of all clients are newcomers. None if `groups` hold all of them.
     """
@@ -93,6 +95,7 @@ class Federation:
     labelled: bool = static(default=True)
     shift: Shift | None = None
     initial: PerGroup | None = None
+    apart: bool = static(default=False)
     all_newcomers: PerGroup | None = None
 
     @property

@@ -18,8 +18,8 @@ from jaxfl.models.model import Weights
 
 
 def start(key, federation: Federation) -> PerGroup:
-    """Return initial models (n_g, ...): equal for all clients of an architecture unless given for each."""
-    return each_client(initial_weights(key, federation), federation)
+    """Return initial models (n_g, ...), see `each_client`."""
+    return each_client(key, initial_weights(key, federation), federation)
 
 
 def train(

@@ -381,7 +381,7 @@ def sharing(
         remembered = per_group(lambda model, s: memory.client(model, s, hyper), models, shared)
         remembered = tuple(map(federation.of_each, remembered, range(len(models))))
         server = per_group(lambda model, s: memory.server(model, s, hyper), models, shared)
-        return State(hyper, shared, each_client(kept, federation), remembered, server)
+        return State(hyper, shared, each_client(key, kept, federation), remembered, server)
 
     def receive(key, state, federation, cohort):
         return per_group(

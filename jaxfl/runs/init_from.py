@@ -1,4 +1,4 @@
-"""Initial weights from `--init-from`: a run's final models, or the arrays of a file.
+"""Initial weights from `--init-from`: a run's final models, or the arrays of a file; or `--initial own`.
 
 What fits is kept with the new run, as named arrays (see `jaxfl.models.named`), which a resume reads.
 """
@@ -62,7 +62,7 @@ def _numbered_alike(ours: np.ndarray, run: Path) -> bool:
 def started(
     federation: Federation, setup: Setup, saved: Path | None, observer: Observer
 ) -> tuple[Federation, tuple[str, ...]]:
-    """Return the federation with the initial weights of `--init-from`; the same without that option.
+    """Return the federation with the initial weights of `--init-from` or `--initial`.
 
     Args:
       federation: the run's clients.
@@ -74,10 +74,14 @@ def started(
       The federation, and the sentences for the observer.
 
     Raises:
-      JaxflError: if there are no such weights, they are damaged or not finite, or no block takes them.
+      JaxflError: if there are no such weights, they are damaged or not finite, no block takes them, or both
+        options ask for others.
     """
+    apart = setup.run.initial == "own"
     if not setup.run.init_from:
-        return federation, ()
+        return dataclasses.replace(federation, apart=apart), ()
+    if apart:
+        raise JaxflError("--initial own draws what --init-from gives; leave one of them out.")
     places = [saved / store.INITIAL] if saved else [*map(as_path, setup.run.init_from)]
     given = [Given(name, array, place) for place in places for name, array in _arrays(place).items()]
     starts, sentences, tell = [], [], []

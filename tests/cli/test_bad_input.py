@@ -286,6 +286,7 @@ REFUSED = [
         "run fedavg @own.args --init-from nowhere",
         "--init-from nowhere: it is neither the folder of a ru",
     ),
+    ("run fedavg @own.args --initial own --init-from divided", "--initial own draws what --init-from gives;"),
     ("run fedavg @own.args --init-from divided", "divided is not a run folder: it has no config.json"),
     ("run fedavg @own.args --init-from unsaved", "--init-from unsaved: unsaved has no checkpoint yet"),
     ("run fedavg @own.args --init-from nowhere.npz", "There is no file nowhere.npz"),

@@ -1,12 +1,23 @@
 """Clients of every method start from given weights: nothing that they start from is drawn at random."""
 
 import dataclasses
+import functools
 import math
 
 import jax
 import numpy as np
 import pytest
-from conftest import cohort, federate, long, tiny_links, tiny_models, tiny_partition, tiny_source, validating
+from conftest import (
+    assert_same,
+    cohort,
+    federate,
+    long,
+    tiny_links,
+    tiny_models,
+    tiny_partition,
+    tiny_source,
+    validating,
+)
 
 from jaxfl.core import tree
 from jaxfl.core.final_weights import of_clients
@@ -93,6 +104,36 @@ def begun(weights, block, group):
             return True
     assert all((leaf == SHARED).all() for leaf in shared)
     return False
+
+
+@pytest.mark.parametrize("name", [long(name) if name in SECONDS else name for name in BEGUN])
+def test_clients_may_begin_with_draws_of_their_own(federation, name):
+    """What they keep comes from a key of their own, what a server hands out is one draw."""
+    method, key = METHODS[name], jax.random.key(0)
+    apart = dataclasses.replace(federation, initial=None, apart=True)
+    config = method.config(**CASES[name].short)
+    algorithm = method.build(jax.tree.map(lambda rate: math.nan, config))
+    state = algorithm.init(key, apart, traced(config))
+    received = jax.jit(algorithm.receive)(jax.random.key(1), state, apart, cohort(federation, range(5)))
+    for g, (model, predictor) in enumerate(zip(federation.models, jax.device_get(received), strict=True)):
+        ids = np.asarray(federation.groups[g].id)
+        draws = [initial(model, jax.random.fold_in(jax.random.fold_in(key, g), i)) for i in ids]
+        weights = of_clients(model, predictor)
+        expected = jax.tree.map(lambda *leaves: np.stack(leaves), *draws)
+        own = {"all": model.names, "head": model.head.names, "body": model.body.names, "none": ()}[
+            BEGUN[name]
+        ]
+        for block in own:
+            assert_same(weights.own.params[block], expected[block], tolerance=1e-6)
+        if name != "pfedhn":  # whose hypernetwork generates another network for each client
+            rest = [weights.own.params.get(block) for block in {*model.names} - {*own}]
+            assert all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(rest))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def initial(model, key):
+    """Return a model's initial parameters."""
+    return model.init(key).params
 
 
 def test_weights_computed_from_shared_ones_are_shared(federation):

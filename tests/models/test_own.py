@@ -122,6 +122,15 @@ def test_a_network_gives_the_same_results_in_every_library(networks, linen_weigh
     assert min(jax.tree.leaves(moved)) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["linen", "nnx", "equinox", "plain"])
+def test_clients_may_draw_their_own_weights(networks, kind):
+    """As `--initial own` does: one program draws those of all clients."""
+    model, keys = networks[kind], jax.random.split(jax.random.key(0), 2)
+    together = jax.jit(jax.vmap(model.init))(keys)
+    for i, key in enumerate(keys):
+        assert_same(jax.tree.map(lambda leaf: leaf[i], together), jax.jit(model.init)(key), tolerance=1e-6)  # noqa: B023
+
+
 # ---- statistics, dropout, and what a layer is called with
 
 

@@ -153,6 +153,26 @@ def test_the_only_client_of_an_architecture_keeps_what_it_started_from(run, sour
         assert kept["mlp,hidden=3/clients/id"].tolist() == [0]
 
 
+def test_clients_of_a_run_begin_with_draws_of_their_own(run, tmp_path):
+    """Wherever their state is, and when the run is repeated."""
+    options = [*STILL, "--initial", "own", "--seed", "1"]
+    begun = run("local", *options)
+    (_, own), (shared, alike) = arrays(begun), arrays(run("fedavg", *STILL, "--seed", "1"))
+    assert not alike and store.read_config(begun)["options"]["initial"] == "own"
+    for name, (first, second) in own.items():
+        if "/bias" not in name:
+            assert np.abs(first - second).min() > 0, name
+            assert np.abs(first - shared[name.replace("/clients/", "/")]).min() > 0
+    on_host, divided = (
+        run("local", *options, "--client-state", "host"),
+        run("local", *options, "--devices", "2"),
+    )
+    cli.main(["run", "--from", str(begun), "--run-dir", str(tmp_path / "repeated")])
+    for other in (on_host, divided, tmp_path / "repeated"):
+        for name, array in arrays(other)[1].items():
+            np.testing.assert_allclose(array, own[name], rtol=1e-6, err_msg=name)
+
+
 def test_a_run_keeps_what_it_started_from(run, source, tmp_path, capsys):
     """A run is resumed and repeated from its initial weights when the other run is gone."""
     elsewhere = shutil.copytree(source, tmp_path / "elsewhere")

@@ -148,7 +148,8 @@ def test_two_processes_are_two_devices(compared, dataset, tmp_path):
 
 @pytest.mark.long
 def test_a_server_step_between_rounds_is_taken_in_both_processes(dataset, tmp_path):
-    arguments = comparison("pfedclub", dataset)
+    """Clients begin with draws of their own."""
+    arguments = [*comparison("pfedclub", dataset), "--initial", "own"]
     cli.main([*arguments, "--devices", "2", "--run-dir", str(tmp_path / "one")])
     command = [*arguments, "--run-dir", str(tmp_path / "two")]
     for code, _, said in together(tmp_path, command, may_write=(0, 1)):

@@ -91,7 +91,7 @@ def build(config: FedGH) -> Algorithm:
                 "models with a linear layer (jaxfl.models.blocks.Linear, or Flax's)."
             )
         extractors = per_group(extractor, federation.models, initial)
-        return State(hyper, each_client(extractors, federation), headers[0])
+        return State(hyper, each_client(key, extractors, federation), headers[0])
 
     def personal(key, state, federation, cohort):
         own = gather(state.extractors, cohort)

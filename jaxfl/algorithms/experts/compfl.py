@@ -186,8 +186,8 @@ def build(config: CompFL) -> Algorithm:
         return State(
             hyper,
             experts,
-            heads=own_heads(federation, heads),
-            trained=each_client(weights, federation),
+            heads=own_heads(key, federation, heads),
+            trained=each_client(key, weights, federation),
             last=per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), groups),
         )
 

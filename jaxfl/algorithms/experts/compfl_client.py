@@ -100,9 +100,9 @@ def needs_validation(config: Cooperation) -> tuple[str, ...]:
     return ("validation",) if config.accuracy_on == "validation" else ()
 
 
-def own_heads(federation: Federation, heads: PerGroup) -> PerGroup:
+def own_heads(key, federation: Federation, heads: PerGroup) -> PerGroup:
     """Return, per group, the initial heads (n_g, ...) on all experts that its clients can run."""
-    own = each_client(heads, federation)
+    own = each_client(key, heads, federation)
 
     def of_group(g, js):
         return *(federation.of_each(heads[j], g) for j in js[:-1]), own[g]

@@ -145,7 +145,7 @@ def build(config: CompFLDD) -> Algorithm:
             copies = *(federation.of_each(walkers[j], g) for j in js[:-1]), own
             return Known(copies, heads, jnp.zeros((len(groups[g].id), len(js)), bool))
 
-        of_clients = own_heads(federation, heads), each_client(walkers, federation)
+        of_clients = own_heads(key, federation, heads), each_client(key, walkers, federation)
         of_groups = per_group(known, range(len(groups)), runnable(federation.models), *of_clients)
         return State(hyper, walkers, starts.astype(jnp.int32), of_groups)
 

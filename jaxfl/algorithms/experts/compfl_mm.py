@@ -111,7 +111,7 @@ def build(config: CompFLMM) -> Algorithm:
             copies = tuple(copy if config.relay or j in js else None for j, copy in enumerate(copies))
             return Held(copies, heads, jnp.zeros((len(federation.groups[g].id), len(js)), bool))
 
-        own = own_heads(federation, heads), each_client(thetas, federation)
+        own = own_heads(key, federation, heads), each_client(key, thetas, federation)
         return State(hyper, per_group(held, range(len(thetas)), runnable(federation.models), *own))
 
     def receive(key, state, federation, cohort):

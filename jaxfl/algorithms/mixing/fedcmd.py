@@ -162,7 +162,7 @@ def build(config: FedCMD) -> Algorithm:
                 require_classes_last(model, "FedCMD with similarity=updates")
         dtype, clients = federation.mean.dtype, federation.clients
         shared = initial_weights(key, federation)
-        own = each_client(shared, federation)
+        own = each_client(key, shared, federation)
         won = per_group(lambda model: jnp.zeros(len(names_of(model)), jnp.int32), federation.models)
         return State(
             hyper,

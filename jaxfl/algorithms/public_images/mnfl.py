@@ -18,7 +18,8 @@ Where the paper leaves room: rows of C are learners (its equations mix rows and 
 simplex t_n would not be a distribution. For eq. 7 clients send predictions again, of the distilled models
 (``matrix_predictions="before"`` reuses s_n of eq. 6). Algorithm 1 teaches with the last round's C, KT-pFL's
 code with the new one. The paper has no temperature, so T = 1, and eq. 6 is a mean over images. KT-pFL's code
-has T = 10 and a factor of 1/classes (`temperature`, `kl_weight`).
+has T = 10 and a factor of 1/classes (`temperature`, `kl_weight`), and draws each client's network anew
+(`--initial own`).
 """
 
 from typing import Literal

@@ -15,8 +15,8 @@ Two layers are alike if they are of the same kind and their leaves have the same
 its layer. All architectures are compared, not only the networks present in a round; in the authors' code all
 clients take part. If not all architectures begin with the same layer, basic-common raises an error,
 clustered-common averages within each architecture, and max-common still averages what some have in common.
-Common layers start from the same weights; in the code all clients start from their own. Means are uniform.
-Absent clients keep their networks, and clients deploy their own.
+Common layers start from the same weights; in the code all clients start from their own (`--initial own`).
+Means are uniform. Absent clients keep their networks, and clients deploy their own.
 
 Traffic: the network up; down only layers that at least one other client of S_t has, too.
 """
@@ -101,7 +101,7 @@ def build(config: FlexiFed) -> Algorithm:
     def init(key, federation, hyper):
         weights, places = initial_weights(key, federation), common(federation.models)
         alike = shared_entries.hand_out(weights, places, weights)
-        return State(hyper, each_client(alike, federation))
+        return State(hyper, each_client(key, alike, federation))
 
     def step(key, state, federation, cohort):
         places, hyper = common(federation.models), state.hyper

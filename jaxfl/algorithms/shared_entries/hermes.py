@@ -168,7 +168,7 @@ def build(config: Hermes) -> Algorithm:
             return Server(w, never, w if config.rewind else None), Own(own, mask, since)
 
         weights = initial_weights(key, federation)
-        groups = per_group(start, range(len(weights)), weights, each_client(weights, federation))
+        groups = per_group(start, range(len(weights)), weights, each_client(key, weights, federation))
         server, own = zip(*groups, strict=True)
         return State(hyper, server, own, jnp.int32(0))
 

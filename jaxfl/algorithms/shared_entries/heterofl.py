@@ -109,7 +109,7 @@ def build(config: HeteroFL) -> Algorithm:
             require_classes_last(model, "HeteroFL")
         weights, places = initial_weights(key, federation), slices(federation.models)
         kept, shared = zip(*map(divide, hand_out(weights, places, weights)), strict=True)
-        return State(hyper, shared_leaves(shared, places), each_client(kept, federation))
+        return State(hyper, shared_leaves(shared, places), each_client(key, kept, federation))
 
     def cut_out(state, federation):
         """Return each group's slice of W, without the leaves that clients keep."""

@@ -169,7 +169,7 @@ def build(config: PFedBayes) -> Algorithm:
             return sent, initial_posterior(model, own, hyper.rho_0)
 
         weights = initial_weights(key, federation)
-        begun = per_group(of_group, federation.models, weights, each_client(weights, federation))
+        begun = per_group(of_group, federation.models, weights, each_client(key, weights, federation))
         return State(hyper, *zip(*begun, strict=True))
 
     def step(key, state, federation, cohort):

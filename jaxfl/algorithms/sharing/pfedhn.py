@@ -132,7 +132,7 @@ def build(config: PFedHN) -> Algorithm:
             return Server(psi, v, (start(psi), start(v)))
 
         own, shared = zip(*map(divide, initial_weights(key, federation)), strict=True)
-        own = each_client(own, federation)
+        own = each_client(key, own, federation)
         return State(hyper, per_group(server, federation.groups, range(len(own))), shared, own)
 
     def generated(model, shared, own) -> Weights:
