@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxfl.config.own_code import PACKAGE, in_a_line, line_of, own_code, require_call
+from jaxfl.config.own_code import PACKAGE, OwnCodeError, in_a_line, line_of, own_code, require_call
 from jaxfl.core import flops, tree
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.programs import tracing
@@ -25,6 +25,11 @@ from jaxfl.errors import JaxflError
 IMAGES = 3  # number of images that predictors are tried on
 MADE_BY = "made_by"  # attribute of an algorithm's functions: the method's build
 ROUND = ("key", "state", "federation", "cohort")
+NONE_LEAVES = (
+    "in what is shared and remembered, None is a leaf that stays on its client (kept, or a statistic with "
+    "--bn-stats local): tree.combine(memory, participant.received) fills such leaves, and "
+    "tree.like(trained.weights, memory) leaves them out"
+)
 
 
 def checked(built: Any, build: Callable) -> Algorithm:
@@ -149,6 +154,8 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
         return made
     # Errors in the user's functions are `OwnCodeError`; errors in their callers are of any kind.
     except Exception as error:
+        if isinstance(error, OwnCodeError) and "NoneType" in str(error.__cause__):
+            raise OwnCodeError(f"{str(error).rstrip('.')}; {NONE_LEAVES}.") from error.__cause__
         if isinstance(error, jax.errors.UnexpectedTracerError):
             raise JaxflError(
                 f"{_line(f)}: in {name} a traced value is used outside the function that traced it, or "

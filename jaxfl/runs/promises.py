@@ -13,21 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.config.own_code import own_code
+from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.core import tree
 from jaxfl.core.advance import with_host_info
 from jaxfl.core.check import check
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
-from jaxfl.core.schedule import is_options
+from jaxfl.core.schedule import at_rate, is_options
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.sharing import sharing
 from jaxfl.models import zoo
-from jaxfl.runs.variant import Variant
+from jaxfl.runs.variant import Variant, variant_of
 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows: with BatchNorm a single one is no batch
@@ -337,6 +337,22 @@ def counts_what_is_sent(trial: Trial) -> str | None:
                 return f"Info.{way} counts clients who are not in the round"
 
 
+def takes_common_options(trial: Trial) -> str | None:
+    """Check that it runs with other options that every method has, or refuses them by name."""
+    _, _, method, config, _ = trial.variant
+    try:
+        local = variant_of(trial.variant.name, method, dataclasses.replace(config, bn_stats="local"))
+        check(local.algorithm, trial.federation, traced(local.config), ROUNDS)
+    except JaxflError as error:
+        if isinstance(error, OwnCodeError) or not re.search("bn.stats", str(error)):
+            return f"with --bn-stats local: {error}"
+    try:
+        scheduled = trial.algorithm._replace(step=at_rate(trial.algorithm.step, 0.5))
+        check(scheduled, trial.federation, traced(config), ROUNDS)
+    except JaxflError as error:
+        return str(error)
+
+
 def uses_every_rate(trial: Trial) -> str | None:
     """Check that another value of a float option changes the result of a few rounds, or the initial state."""
     usual, everyone = rates(trial.state), cohort(trial.federation, EVERYONE)
@@ -398,6 +414,7 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "test rows have no effect": ignores_test_rows,
     "clients who are absent keep what they have": leaves_the_absent_alone,
     "bytes are only those of clients who take part": counts_what_is_sent,
+    "it takes --bn-stats local and --schedule, or says why not": takes_common_options,
 }
 EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {
     "every rate has an effect": uses_every_rate,

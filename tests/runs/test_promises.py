@@ -9,8 +9,20 @@ import pytest
 from conftest import long
 from methods.cases import CASES
 
-from jaxfl.authoring import Memory, Method, Predictor, Training, options, per_group, sharing
+from jaxfl.authoring import (
+    JaxflError,
+    Memory,
+    Method,
+    Predictor,
+    Training,
+    head,
+    options,
+    per_group,
+    sharing,
+    tree,
+)
 from jaxfl.cli import main
+from jaxfl.mechanisms.sharing import no_leaf
 from jaxfl.registry import METHODS
 from jaxfl.runs import promises
 from jaxfl.runs.variant import choose
@@ -66,6 +78,73 @@ def divides_by_steps(config):
 
 def keeps_no_leaf(config):
     return sharing(config, keep=lambda model: lambda path: "head" in path)  # no block has this name
+
+
+def remembers(of_client, keep=no_leaf):
+    """Return FedAvg whose clients remember the mean of their models; `of_client` makes the next memory."""
+
+    def mean(participant, trained):
+        remembered = of_client(participant, trained.weights)
+        return jax.tree.map(lambda m, w: (m + w) / 2, participant.memory, remembered), None
+
+    def build(config):
+        return sharing(config, keep=keep, memory=Memory(lambda model, shared, hyper: shared, update=mean))
+
+    return Method("own", build, Training, "remembers")
+
+
+def whole(participant, weights):
+    return weights
+
+
+def its_part(participant, weights):
+    return tree.like(weights, participant.memory)
+
+
+def refuses(config):
+    if config.bn_stats == "local":
+        raise JaxflError("own averages statistics; leave out bn_stats=local.")
+    return sharing(config)
+
+
+def without_hyper(config):
+    """Build a method whose state lacks the options."""
+    right = sharing(config)
+
+    def step(key, state, federation, cohort):
+        after, info = right.step(key, state._replace(hyper=Training()), federation, cohort)
+        return after._replace(hyper=()), info
+
+    return right._replace(init=lambda *given: right.init(*given)._replace(hyper=()), step=step)
+
+
+@pytest.mark.parametrize(
+    ("method", "seen"),
+    [
+        (
+            remembers(whole),
+            r"with --bn-stats local: .*, in mean: .*NoneType.*; in what is shared and remembered, None is a "
+            r"leaf that stays .*: tree.combine\(memory, participant.received\) fills .*, and tree.like",
+        ),
+        (remembers(its_part), None),
+        (Method("own", refuses, Training, "refuses"), None),
+        (
+            Method("own", without_hyper, Training, "no options"),
+            "--schedule finds no learning rates",
+        ),
+    ],
+)
+def test_options_of_all_methods_are_taken_or_refused_by_name(method, seen):
+    variant = choose(method, promises.OPTIONS)
+    trial = promises.Trial(variant, variant.algorithm, None, promises.clients(), None, None)
+    found = promises.takes_common_options(trial)
+    assert re.search(seen, found) if seen else found is None
+
+
+def test_a_memory_without_the_kept_leaves_is_named_with_its_cure():
+    assert promises.begin(choose(remembers(its_part, head), promises.OPTIONS))
+    with pytest.raises(JaxflError, match=r"\['classifier'\].*None is a leaf that stays .*tree.combine"):
+        promises.begin(choose(remembers(whole, head), promises.OPTIONS))
 
 
 def scored(there, elsewhere):
