@@ -1,11 +1,13 @@
 """Every built-in method by name: all that the files under `jaxfl.algorithms` define are found."""
 
+import functools
 import importlib
 import itertools
 import pkgutil
 import re
 import typing
 from collections.abc import Collection
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,7 +44,31 @@ def discover(package: ModuleType) -> dict[str, Method]:
                 raise JaxflError(
                     f"{info.name} and {found[entry.name][1]} both define a method {entry.name!r}; rename one."
                 )
-    return {name: found[name][0] for name in sorted(found)}
+    return {name: described(found[name][0]) for name in sorted(found)}
+
+
+def described(method: Method) -> Method:
+    """Fill in what is known of a method: summary and source from its file, BibTeX from references.bib."""
+    text = getattr(method.build, "__globals__", {}).get("__doc__") or ""
+    head, _, rest = text.partition("\n\n")
+    title, _, summary = " ".join(head.split()).partition(": ")
+    source = re.split(r"(?<!al)\. ", " ".join(rest.partition("\n\n")[0].split()))[0].rstrip(".")
+    return method._replace(
+        summary=method.summary or (summary or title).rstrip("."),
+        paper=method.paper or (source if re.search(r"et al|\b(19|20)\d\d\b", source) else ""),
+        bibtex=method.bibtex or "\n\n".join(references().get(method.name, [])),
+    )
+
+
+@functools.cache
+def references() -> dict[str, list[str]]:
+    """Return the entries of references.bib by method; their field `methods` names those that cite them."""
+    found: dict[str, list[str]] = {}
+    text = (Path(__file__).parent / "references.bib").read_text(encoding="utf-8")
+    for head, names, rest in re.findall(r"(@.*\n)  methods=\{(.*)\},\n((?:.+\n?)+)", text):
+        for name in names.split(", "):
+            found.setdefault(name, []).append(head + rest.strip())
+    return found
 
 
 METHODS = discover(algorithms)
@@ -92,4 +118,4 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
                 f"{own_code.line_of(found.config)}: {found.name} has its own option {option!r}, which is "
                 f"also an option of every run (--{option.replace('_', '-')}); rename its own."
             )
-    return found, choices.convert(found.name, typing.get_type_hints(found.config), options)
+    return described(found), choices.convert(found.name, typing.get_type_hints(found.config), options)

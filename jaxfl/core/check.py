@@ -160,7 +160,7 @@ def _shapes(name: str, f: Callable, *arguments) -> Any:
             raise JaxflError(
                 f"{_line(f)}: in {name} a traced value is used outside the function that traced it, or "
                 "kept; around descend, fit and sweep use map_clients, fori_loop, scan and cond of "
-                "jaxfl.authoring, which count operations, not vmap and those of jax.lax; keep no traced "
+                "jaxfl.fl, which count operations, not vmap and those of jax.lax; keep no traced "
                 "value in a list or an outer variable."
             ) from None
         if isinstance(error, JaxflError):

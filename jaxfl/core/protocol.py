@@ -173,9 +173,9 @@ class Method(NamedTuple):
       build: ``config -> Algorithm``.
       config: frozen dataclass, a subclass of `jaxfl.core.training.Training`. Its float fields are traced
         hyper-parameters, all others select a program.
-      summary: one line.
-      paper: authors, year and where to find it.
-      bibtex: its BibTeX entry.
+      summary: one line; by default the first of the file's docstring, after the name.
+      paper: authors, year and where to find it; by default the first sentence after that.
+      bibtex: BibTeX entries; by default those of references.bib.
       needs: names of what the method requires: "public" images, "validation" rows, "links" between clients,
         equally many "features" in all networks. If the user chose none, the command provides them.
         ``config -> names`` where it depends on options.
@@ -185,7 +185,7 @@ class Method(NamedTuple):
     name: str
     build: Callable[[Any], Algorithm]
     config: type
-    summary: str
+    summary: str = ""
     paper: str = ""
     bibtex: str = ""
     needs: Collection[str] | Callable[[Any], Collection[str]] = ()

@@ -98,14 +98,3 @@ def summary(matrix, federation: Federation) -> dict:
 def matrices(state) -> dict:
     """Return who teaches whom, from a state with a `matrix`."""
     return {"teachers": state.matrix}
-
-
-BIBTEX = """@unpublished{beikmohammadi-dealing,
-  title={Dealing with Imbalanced Sources in Heterogenous Client Distributions in Federated Learning},
-  author={Beikmohammadi, Arman and Darzidehkalani, Erfan and Raziei, Mohammad and Rezaei, Amir},
-  note={Manuscript}}
-
-@inproceedings{zhang2021parameterized,
-  title={Parameterized Knowledge Transfer for Personalized Federated Learning},
-  author={Zhang, Jie and Guo, Song and Ma, Xiaosong and Wang, Haozhao and Xu, Wenchao and Wu, Feijie},
-  booktitle={NeurIPS}, year={2021}}"""

@@ -124,7 +124,7 @@ def test_list_has_every_name(capsys):
 
 def test_names_are_not_taken_for_pictures(folder, capsys):
     (folder / "my.py").write_text(
-        "from jaxfl.authoring import Method, Training, sharing\n"
+        "from jaxfl.fl import Method, Training, sharing\n"
         "moon = Method('moon', sharing, Training, 'FedAvg')\n"
         "fire = Method('fire', sharing, int, 'wrong')\n"
     )

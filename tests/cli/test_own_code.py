@@ -36,7 +36,7 @@ def line(text):
 
 
 RUN = "run fedavg @own.args"
-OPTION = "from jaxfl.authoring import *\n\n@options\nclass Own(Training):\n   "
+OPTION = "from jaxfl.fl import *\n\n@options\nclass Own(Training):\n   "
 REFUSED = [
     (
         "run wrong.py:adds_to_the_state",
@@ -264,7 +264,7 @@ def test_what_does_not_fit_is_refused_with_its_line(capsys, command, at, words):
 @pytest.mark.parametrize("name", ["loops_outside", "keeps_a_loss"])
 def test_a_traced_value_that_outlives_its_trace_is_refused(capsys, name):
     sentence = refused(capsys, f"run wrong.py:{name} @own.args")
-    assert "of jaxfl.authoring, which count operations, not vmap" in sentence and "wrong.py, line" in sentence
+    assert "of jaxfl.fl, which count operations, not vmap" in sentence and "wrong.py, line" in sentence
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import numpy as np
 import optax
 
 import jaxfl
-from jaxfl.authoring import (
+from jaxfl.data.sources import Source
+from jaxfl.fl import (
     cohort_rows,
     cross_entropy,
     descend,
@@ -19,7 +20,6 @@ from jaxfl.authoring import (
     sent_up,
     tree,
 )
-from jaxfl.data.sources import Source
 from jaxfl.models import Block, Model
 
 

@@ -11,7 +11,7 @@ import own
 from own import Dense, build
 
 import jaxfl
-from jaxfl.authoring import (
+from jaxfl.fl import (
     Memory,
     Phase,
     descend,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import jaxfl
-from jaxfl.authoring import Method, Training, local_training, proximal, sharing
 from jaxfl.errors import JaxflError
+from jaxfl.fl import Method, Training, local_training, proximal, sharing
 from jaxfl.runs.interrupt import Interrupted
 
 METHOD = """
 from factor import FACTOR
-from jaxfl.authoring import Method, Training, local_training, proximal, sharing
+from jaxfl.fl import Method, Training, local_training, proximal, sharing
 
 def build(config):
     def objective(participant, blocks):

@@ -9,7 +9,8 @@ import pytest
 from conftest import long
 from methods.cases import CASES
 
-from jaxfl.authoring import (
+from jaxfl.cli import main
+from jaxfl.fl import (
     JaxflError,
     Memory,
     Method,
@@ -21,7 +22,6 @@ from jaxfl.authoring import (
     sharing,
     tree,
 )
-from jaxfl.cli import main
 from jaxfl.mechanisms.sharing import no_leaf
 from jaxfl.registry import METHODS
 from jaxfl.runs import promises
@@ -254,7 +254,7 @@ def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatc
     expectations = {"every rate has an effect": lambda trial: "nothing depends on mu"}
     monkeypatch.setattr(promises, "EXPECTATIONS", expectations)
     (tmp_path / "my.py").write_text(
-        "import numpy as np\nfrom jaxfl.authoring import *\n"
+        "import numpy as np\nfrom jaxfl.fl import *\n"
         "def train(key, participant, federation):\n"
         "    trained = local_training(participant.hyper)(key, participant, federation)\n"
         "    return trained._replace(loss=trained.loss + np.random.rand())\n"

@@ -13,11 +13,11 @@ from conftest import tiny_models, tiny_partition, tiny_source
 from sklearn.metrics import f1_score, recall_score
 
 import jaxfl
-from jaxfl.authoring import Method, Training, cross_entropy, local_training
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
 from jaxfl.core.score import Score
 from jaxfl.data.federation import federate, set_apart
 from jaxfl.errors import JaxflError
+from jaxfl.fl import Method, Training, cross_entropy, local_training
 from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing

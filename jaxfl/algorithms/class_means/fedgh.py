@@ -1,4 +1,4 @@
-"""FedGH: clients of any architecture share a classifier, which the server trains on their class means.
+"""FedGH: own extractors under one classifier for all architectures, trained by the server on class means.
 
 Yi et al. 2023, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM,
 arXiv:2303.13137, Algorithm 1. theta_i is client i's extractor. H is the header: one linear classifier for all
@@ -24,47 +24,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Cohort,
-    Examples,
-    Federation,
-    Info,
-    JaxflError,
-    Method,
-    Model,
-    PerGroup,
-    Predictor,
-    Training,
-    Weights,
-    arrays,
-    class_means,
-    cross_entropy,
-    descend,
-    each_client,
-    gather,
-    initial_weights,
-    map_clients,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    require_plain_head,
-    scatter,
-    sent_down,
-    within,
-)
-from jaxfl.core.streams import SERVER
-from jaxfl.mechanisms.mixing import ids
+from jaxfl import fl
 
 
-@options
-class FedGH(Training):
+@fl.options
+class FedGH(fl.Training):
     """Options of FedGH."""
 
-    server_epochs: int = within("[0, inf)", 100)
+    server_epochs: int = fl.within("[0, inf)", 100)
     """R, the server's passes over the round's class means."""
-    server_lr: float = within("(0, inf)", 0.01)
+    server_lr: float = fl.within("(0, inf)", 0.01)
     """Learning rate of the header on the server."""
 
 
@@ -72,57 +41,57 @@ class State(NamedTuple):
     """The extractors theta per group (n_g, ...), and the header H for all."""
 
     hyper: FedGH
-    extractors: PerGroup
+    extractors: fl.PerGroup
     header: dict
 
 
-def build(config: FedGH) -> Algorithm:
+def build(config: FedGH) -> fl.Algorithm:
     """Train own extractors under one header."""
 
     def init(key, federation, hyper):
-        class_means.require(federation)
+        fl.class_means.require(federation)
         for model in federation.models:
-            require_plain_head(model)
-        initial = initial_weights(key, federation)
-        headers = per_group(header, federation.models, initial)
+            fl.require_plain_head(model)
+        initial = fl.initial_weights(key, federation)
+        headers = fl.per_group(header, federation.models, initial)
         if len({str(jax.tree.map(jnp.shape, of_group)) for of_group in headers}) > 1:
-            raise JaxflError(
+            raise fl.JaxflError(
                 "fedgh has one classifier for all models, but theirs have different parameters; end your own "
                 "models with a linear layer (jaxfl.models.blocks.Linear, or Flax's)."
             )
-        extractors = per_group(extractor, federation.models, initial)
-        return State(hyper, each_client(key, extractors, federation), headers[0])
+        extractors = fl.per_group(extractor, federation.models, initial)
+        return State(hyper, fl.each_client(key, extractors, federation), headers[0])
 
     def personal(key, state, federation, cohort):
-        own = gather(state.extractors, cohort)
-        return per_group(lambda theta: Predictor(state.header, theta, predict), own)
+        own = fl.gather(state.extractors, cohort)
+        return fl.per_group(lambda theta: fl.Predictor(state.header, theta, predict), own)
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         def client(key, client, h, theta):
-            model, rows = client.model, own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(model), joined(model, h, theta), key, rows, hyper)
-            z = class_means.of_client(trained.weights, client, federation)
+            model, rows = client.model, fl.own_rows(client, federation, hyper)
+            trained = fl.descend(fl.cross_entropy(model), joined(model, h, theta), key, rows, hyper)
+            z = fl.class_means.of_client(trained.weights, client, federation)
             return trained.weights, trained.loss, trained.steps == 0, z
 
         h = (state.header,) * len(federation.groups)
-        own = gather(state.extractors, cohort)
-        trained, loss, idle, z = zip(*map_clients(client, key, federation, cohort, h, own), strict=True)
-        theta = per_group(extractor, federation.models, trained)
+        own = fl.gather(state.extractors, cohort)
+        trained, loss, idle, z = zip(*fl.map_clients(client, key, federation, cohort, h, own), strict=True)
+        theta = fl.per_group(extractor, federation.models, trained)
         return State(
             hyper,
-            scatter(state.extractors, cohort, theta),
+            fl.scatter(state.extractors, cohort, theta),
             train_header(key, state.header, examples_of(z, federation, cohort), federation.models[0], hyper),
-        ), Info(
+        ), fl.Info(
             loss,
-            up=class_means.scalars(z, beside=1),
-            down=sent_down(cohort, h),
-            trained=own_models.predictors(trained),
+            up=fl.class_means.scalars(z, beside=1),
+            down=fl.sent_down(cohort, h),
+            trained=fl.own_models.predictors(trained),
             idle=idle,
         )
 
-    return Algorithm(init, personal, step, personal)
+    return fl.Algorithm(init, personal, step, personal)
 
 
 def header(model, w):
@@ -148,23 +117,26 @@ def predict(model, h, theta, x):
     return model.apply(w.params, w.stats, x, train=False)[0]
 
 
-def examples_of(means: PerGroup, federation: Federation, cohort: Cohort) -> Examples:
+def examples_of(means: fl.PerGroup, federation: fl.Federation, cohort: fl.Cohort) -> fl.Examples:
     """Return the pairs (z_ic, c) of a round, sorted by client id and class."""
     z, n = (jnp.concatenate(parts) for parts in zip(*means, strict=True))  # (K, C, d), (K, C)
     classes = n.shape[1]
-    i, c = jnp.concatenate(ids(federation, cohort))[:, None], jnp.arange(classes, dtype=jnp.int32)[None]
+    i, c = (
+        jnp.concatenate(fl.mixing.ids(federation, cohort))[:, None],
+        jnp.arange(classes, dtype=jnp.int32)[None],
+    )
     rank = jnp.where(n > 0, i * classes + c, jnp.iinfo(jnp.int32).max)
     order = jnp.argsort(rank.reshape(-1)).astype(jnp.int32)
-    return arrays(z.reshape(len(order), -1)[order], order % classes, (n > 0).sum(dtype=jnp.int32))
+    return fl.arrays(z.reshape(len(order), -1)[order], order % classes, (n > 0).sum(dtype=jnp.int32))
 
 
-def train_header(key, h, examples: Examples, model: Model, hyper: FedGH):
+def train_header(key, h, examples: fl.Examples, model: fl.Model, hyper: FedGH):
     """Return H after the server's epochs, trained as the head of any one of the models."""
     (name,) = model.head.names
-    trained = descend(
-        cross_entropy(model.head),
-        Weights({name: h}, {name: {}}),
-        jax.random.fold_in(key, SERVER),
+    trained = fl.descend(
+        fl.cross_entropy(model.head),
+        fl.Weights({name: h}, {name: {}}),
+        jax.random.fold_in(key, fl.streams.SERVER),
         examples,
         dataclasses.replace(hyper, clip_norm=None),
         epochs=hyper.server_epochs,
@@ -173,15 +145,4 @@ def train_header(key, h, examples: Examples, model: Model, hyper: FedGH):
     return header(model, trained.weights)
 
 
-fedgh = Method(
-    "fedgh",
-    build,
-    FedGH,
-    "own extractors under one classifier for all architectures, trained by the server on class means",
-    "Yi et al. 2023, arXiv:2303.13137",
-    """@inproceedings{yi2023fedgh,
-  title={{FedGH}: Heterogeneous Federated Learning with Generalized Global Header},
-  author={Yi, Liping and Wang, Gang and Liu, Xiaoguang and Shi, Zhuan and Yu, Han},
-  booktitle={ACM MM}, year={2023}}""",
-    needs=("features",),
-)
+fedgh = fl.Method("fedgh", build, FedGH, needs=("features",))

@@ -22,35 +22,14 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    Model,
-    PerGroup,
-    Predictor,
-    Training,
-    class_means,
-    descend,
-    gather,
-    map_clients,
-    mean,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    scatter,
-    sent_down,
-    within,
-)
-from jaxfl.mechanisms.class_means import ClassMeans
+from jaxfl import fl
 
 
-@options
-class FedProto(Training):
+@fl.options
+class FedProto(fl.Training):
     """Options of FedProto."""
 
-    lam: float = within("[0, inf)", 1.0)
+    lam: float = fl.within("[0, inf)", 1.0)
     """lambda, the pull towards the prototypes; 0 is Local."""
     uniform: bool = False
     """Weight clients with a class uniformly, as in the paper's code, not by their rows of it."""
@@ -62,62 +41,62 @@ class State(NamedTuple):
     """The clients' models per group (n_g, ...), and the prototypes g."""
 
     hyper: FedProto
-    weights: PerGroup
-    prototypes: ClassMeans
+    weights: fl.PerGroup
+    prototypes: fl.class_means.ClassMeans
 
 
-def build(config: FedProto) -> Algorithm:
+def build(config: FedProto) -> fl.Algorithm:
     """Train own models, and share only class means."""
 
     def deployed(weights, g):
         if config.predict == "head":
-            return own_models.predictors(weights)
-        return per_group(lambda w: Predictor(g, w, nearest), weights)
+            return fl.own_models.predictors(weights)
+        return fl.per_group(lambda w: fl.Predictor(g, w, nearest), weights)
 
     def init(key, federation, hyper):
-        class_means.require(federation)
-        return State(hyper, own_models.start(key, federation), class_means.unknown(federation))
+        fl.class_means.require(federation)
+        return State(hyper, fl.own_models.start(key, federation), fl.class_means.unknown(federation))
 
     def personal(key, state, federation, cohort):
-        return deployed(gather(state.weights, cohort), state.prototypes)
+        return deployed(fl.gather(state.weights, cohort), state.prototypes)
 
     def step(key, state, federation, cohort):
         hyper, g = state.hyper, state.prototypes
 
         def client(key, client, nothing, w):
             loss = objective(client.model, g, hyper.lam)
-            trained = descend(loss, w, key, own_rows(client, federation, hyper), hyper)
-            z = class_means.of_client(trained.weights, client, federation)
+            trained = fl.descend(loss, w, key, fl.own_rows(client, federation, hyper), hyper)
+            z = fl.class_means.of_client(trained.weights, client, federation)
             return trained.weights, trained.loss, trained.steps == 0, z
 
-        own = gather(state.weights, cohort)
-        trained, loss, idle, z = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
+        own = fl.gather(state.weights, cohort)
+        trained, loss, idle, z = zip(*fl.map_clients(client, key, federation, cohort, own=own), strict=True)
         message = g.z.shape[1] + 1
-        down = sent_down(cohort, (message,) * len(federation.groups))
+        down = fl.sent_down(cohort, (message,) * len(federation.groups))
         return State(
             hyper,
-            scatter(state.weights, cohort, trained),
-            class_means.over_clients(z, g, config.uniform),
-        ), Info(
+            fl.scatter(state.weights, cohort, trained),
+            fl.class_means.over_clients(z, g, config.uniform),
+        ), fl.Info(
             loss,
-            up=class_means.scalars(z, beside=1 if config.uniform else 2),
-            down=per_group(lambda of_one: of_one * g.known.sum(dtype=jnp.int32), down),
+            up=fl.class_means.scalars(z, beside=1 if config.uniform else 2),
+            down=fl.per_group(lambda of_one: of_one * g.known.sum(dtype=jnp.int32), down),
             trained=deployed(trained, g),
             idle=idle,
         )
 
-    return Algorithm(init, personal, step, personal)
+    return fl.Algorithm(init, personal, step, personal)
 
 
-def objective(model: Model, g: ClassMeans, lam):
+def objective(model: fl.Model, g: fl.class_means.ClassMeans, lam):
     """Return the loss CE(w) + lam MSE(z, g_y), in the form that `descend` takes."""
 
     def loss(w, batch, key):
         z, stats = model.body.apply(w.params, w.stats, batch.x, train=True, key=key, mask=batch.mask)
         logits, of_head = model.head.apply(w.params, w.stats, z, train=True, key=key, mask=batch.mask)
-        value = mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch)
+        value = fl.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch)
         away = jnp.square(z - g.z[batch.y]).mean(1)
-        return value + lam * mean(jnp.where(g.known[batch.y], away, 0), batch), w.stats | stats | of_head
+        return value + lam * fl.mean(jnp.where(g.known[batch.y], away, 0), batch), w.stats | stats | of_head
 
     return loss
 
@@ -133,16 +112,4 @@ def nearest(model, g, w, x):
     return jnp.where(g.known[None], -away, jnp.finfo(away.dtype).min)
 
 
-fedproto = Method(
-    "fedproto",
-    build,
-    FedProto,
-    "clients of any architecture pull their features towards the same prototype of every class",
-    "Tan et al. 2022, arXiv:2105.00243",
-    """@inproceedings{tan2022fedproto,
-  title={{FedProto}: Federated Prototype Learning across Heterogeneous Clients},
-  author={Tan, Yue and Long, Guodong and Liu, Lu and Zhou, Tianyi and Lu, Qinghua and Jiang, Jing and
-          Zhang, Chengqi},
-  booktitle={AAAI}, year={2022}}""",
-    needs=("features",),
-)
+fedproto = fl.Method("fedproto", build, FedProto, needs=("features",))

@@ -1,4 +1,4 @@
-"""CompFL in server mode: several expert architectures train each other.
+"""CompFL: experts of several sizes train each other: anchors, greedy selection, distillation.
 
 Xu et al. 2024, "Cooperative Multiple Model Training for Personalized Federated Learning over Heterogeneous
 Devices" (FedKDD), Algorithm 1. Experts j = 1..M are ordered by size; client i owns expert j_i and may train
@@ -59,6 +59,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl import fl
 from jaxfl.algorithms.experts.compfl_client import (
     Cooperation,
     check,
@@ -72,41 +73,21 @@ from jaxfl.algorithms.experts.compfl_client import (
     runnable,
     teaching,
 )
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    Model,
-    PerGroup,
-    Predictor,
-    each_client,
-    gather,
-    initial_weights,
-    map_clients,
-    only_if,
-    options,
-    own_models,
-    per_group,
-    predict,
-    scatter,
-    tree,
-    within,
-)
 
 
-@options
+@fl.options
 class Greedy(Cooperation):
     """Options of the modes with greedy selection."""
 
-    eps: float = within("[0, 1]", 0.3)
+    eps: float = fl.within("[0, 1]", 0.3)
     """epsilon, how often a client draws the expert to train instead of taking its own."""
     greedy: bool = True
     """Let clients train experts smaller than their own."""
-    warmup: float = within("[0, 1]", 0.1)
+    warmup: float = fl.within("[0, 1]", 0.1)
     """Share of the rounds before distillation starts."""
 
 
-@options
+@fl.options
 class CompFL(Greedy):
     """Options of CompFL."""
 
@@ -126,10 +107,10 @@ class State(NamedTuple):
     """
 
     hyper: CompFL
-    experts: PerGroup
-    heads: PerGroup
-    trained: PerGroup
-    last: PerGroup
+    experts: fl.PerGroup
+    heads: fl.PerGroup
+    trained: fl.PerGroup
+    last: fl.PerGroup
 
 
 class Answer(NamedTuple):
@@ -172,7 +153,7 @@ def distils(cohort, hyper):
     return cohort.round.astype(hyper.warmup.dtype) >= hyper.warmup * cohort.rounds - 1e-3
 
 
-def build(config: CompFL) -> Algorithm:
+def build(config: CompFL) -> fl.Algorithm:
     """Build CompFL for the federation's architectures."""
 
     def init(key, federation, hyper):
@@ -180,19 +161,19 @@ def build(config: CompFL) -> Algorithm:
         if config.greedy or config.kd or config.deploy == "ensemble":
             require_statistics(config, federation)
         models, groups = federation.models, federation.groups
-        weights = initial_weights(key, federation)
-        parts = per_group(lambda model, w: divide(model, w, config), models, weights)
+        weights = fl.initial_weights(key, federation)
+        parts = fl.per_group(lambda model, w: divide(model, w, config), models, weights)
         heads, experts = zip(*parts, strict=True)
         return State(
             hyper,
             experts,
             heads=own_heads(key, federation, heads),
-            trained=each_client(key, weights, federation),
-            last=per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), groups),
+            trained=fl.each_client(key, weights, federation),
+            last=fl.per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), groups),
         )
 
     def receive(key, state, federation, cohort):
-        own = per_group(lambda heads: heads[-1], gather(state.heads, cohort))
+        own = fl.per_group(lambda heads: heads[-1], fl.gather(state.heads, cohort))
         return received(key, federation, cohort, state.experts, own, state.hyper)
 
     def step(key, state, federation, cohort):
@@ -200,7 +181,7 @@ def build(config: CompFL) -> Algorithm:
         dtype = federation.mean.dtype
         kd = distils(cohort, hyper)
         mu = jnp.where(kd, hyper.mu, 0)
-        sizes = tuple(tree.scalars(theta) for theta in state.experts)
+        sizes = tuple(fl.tree.scalars(theta) for theta in state.experts)
 
         def client(key, client, js, heads):
             """Run a client's round. `js`: experts that it can run, its own last; `e`: a place in `js`."""
@@ -238,8 +219,8 @@ def build(config: CompFL) -> Algorithm:
                 teachers=local.teachers,
             )
 
-        mine = gather(state.heads, cohort)
-        answers = map_clients(client, key, federation, cohort, runnable(models), mine)
+        mine = fl.gather(state.heads, cohort)
+        answers = fl.map_clients(client, key, federation, cohort, runnable(models), mine)
 
         def aggregate(j, theta):
             """Return eq. 10 over the clients of all groups that can train expert j."""
@@ -248,23 +229,23 @@ def build(config: CompFL) -> Algorithm:
                 lambda *leaves: jnp.concatenate(leaves), *(answer.experts[j] for answer in of_j)
             )
             n = jnp.concatenate([answer.n[j] for answer in of_j])
-            return tree.weighted_mean(thetas, n, theta)
+            return fl.tree.weighted_mean(thetas, n, theta)
 
         of_all = Answer(*zip(*answers, strict=True))
-        last = per_group(jnp.maximum, of_all.last, gather(state.last, cohort))
+        last = fl.per_group(jnp.maximum, of_all.last, fl.gather(state.last, cohort))
         return State(
             hyper,
             experts=tuple(aggregate(j, theta) for j, theta in enumerate(state.experts)),
-            heads=scatter(state.heads, cohort, of_all.heads),
-            trained=scatter(state.trained, cohort, of_all.own),
-            last=scatter(state.last, cohort, last),
-        ), Info(
+            heads=fl.scatter(state.heads, cohort, of_all.heads),
+            trained=fl.scatter(state.trained, cohort, of_all.own),
+            last=fl.scatter(state.last, cohort, last),
+        ), fl.Info(
             of_all.loss,
             of_all.up,
             of_all.down,
-            trained=own_models.predictors(of_all.own),
+            trained=fl.own_models.predictors(of_all.own),
             idle=of_all.idle,
-            teacher=per_group(partial(teaching, models), runnable(models), of_all.teachers)
+            teacher=fl.per_group(partial(teaching, models), runnable(models), of_all.teachers)
             if config.kd
             else None,
         )
@@ -274,13 +255,13 @@ def build(config: CompFL) -> Algorithm:
             heads, trained, last = own
             fresh = last == cohort.round
             # A client whose model is fresh needs no adaptation; without rows that costs nothing.
-            adapted = newest(key, only_if(~fresh, client), federation, theta, heads[-1], state.hyper)
+            adapted = newest(key, fl.only_if(~fresh, client), federation, theta, heads[-1], state.hyper)
             return jax.tree.map(lambda a, b: jnp.where(fresh, a, b), trained, adapted)
 
         own = tuple(zip(state.heads, state.trained, state.last, strict=True))
-        own = gather(own, cohort)
-        weights = map_clients(client, key, federation, cohort, state.experts, own)
-        return own_models.predictors(weights)
+        own = fl.gather(own, cohort)
+        weights = fl.map_clients(client, key, federation, cohort, state.experts, own)
+        return fl.own_models.predictors(weights)
 
     def ensemble(key, state, federation, cohort):
         """Return predictors by all experts that clients can run, under adapted heads (appendix C)."""
@@ -297,33 +278,19 @@ def build(config: CompFL) -> Algorithm:
 
         def predictor(js, heads):
             mean = partial(mean_prediction, [models[j] for j in js[:-1]])
-            return Predictor([state.experts[j] for j in js], heads, mean)
+            return fl.Predictor([state.experts[j] for j in js], heads, mean)
 
-        heads = map_clients(client, key, federation, cohort, experts, gather(state.heads, cohort))
-        return per_group(predictor, experts, heads)
+        heads = fl.map_clients(client, key, federation, cohort, experts, fl.gather(state.heads, cohort))
+        return fl.per_group(predictor, experts, heads)
 
-    return Algorithm(init, receive, step, personal if config.deploy == "own" else ensemble)
+    return fl.Algorithm(init, receive, step, personal if config.deploy == "own" else ensemble)
 
 
-def mean_prediction(smaller: list[Model], model: Model, thetas, phis, x):
+def mean_prediction(smaller: list[fl.Model], model: fl.Model, thetas, phis, x):
     """Return logarithms of the mean probabilities of a client's experts, its own being the last."""
     experts = zip((*smaller, model), thetas, phis, strict=True)
-    scores = jnp.stack([jax.nn.log_softmax(predict(*expert, x)) for expert in experts])
+    scores = jnp.stack([jax.nn.log_softmax(fl.predict(*expert, x)) for expert in experts])
     return jax.nn.logsumexp(scores, axis=0) - math.log(len(scores))
 
 
-BIBTEX = """@inproceedings{xu2024cooperative,
-  title={Cooperative Multiple Model Training for Personalized Federated Learning over Heterogeneous Devices},
-  author={Xu, Jian and Wan, Shuo and Li, Yinchuan and Chen, Zhilin and Shao, Yunfeng and Chen, Zhitang and
-          Huang, Shao-Lun},
-  booktitle={FedKDD Workshop at KDD}, year={2024}}"""
-
-compfl = Method(
-    "compfl",
-    build,
-    CompFL,
-    "experts of several sizes train each other: anchors, greedy selection, distillation",
-    "Xu et al. 2024, FedKDD",
-    BIBTEX,
-    needs=needs_validation,
-)
+compfl = fl.Method("compfl", build, CompFL, needs=needs_validation)

@@ -12,50 +12,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Client,
-    Cohort,
-    Federation,
-    JaxflError,
-    Model,
-    PerGroup,
-    Predictor,
-    Training,
-    Weights,
-    arrays,
-    client_rate,
-    count_correct,
-    descend,
-    each_client,
-    head,
-    map_clients,
-    mean,
-    only_if,
-    options,
-    own_rows,
-    per_group,
-    predict,
-    require_plain_head,
-    sgd,
-    tree,
-    validation,
-    within,
-)
-from jaxfl.mechanisms.class_means import class_means, features, linear, prototype_head, require_vectors
-from jaxfl.mechanisms.sharing import separate
+from jaxfl import fl
 
 
-@options
-class Cooperation(Training):
+@fl.options
+class Cooperation(fl.Training):
     """Options of clients in all modes of CompFL."""
 
-    lam: float = within("[0, inf)", 1.0)
+    lam: float = fl.within("[0, inf)", 1.0)
     """lambda, weight of the feature anchors."""
-    mu: float = within("[0, inf)", 1.0)
+    mu: float = fl.within("[0, inf)", 1.0)
     """Weight of the distillation."""
-    tau: float = within("(0, inf)", 0.1)
+    tau: float = fl.within("(0, inf)", 0.1)
     """Temperature of the teachers' weights."""
-    head_lr: float = client_rate("(0, inf)", 0.1)
+    head_lr: float = fl.client_rate("(0, inf)", 0.1)
     """eta_g, learning rate of the adapted heads."""
     align: bool = True
     """Use the feature anchors."""
@@ -74,15 +44,15 @@ class Cooperation(Training):
     """Rows on which the teachers' accuracies are measured."""
 
 
-def runnable(models: Sequence[Model]) -> tuple[tuple[int, ...], ...]:
+def runnable(models: Sequence[fl.Model]) -> tuple[tuple[int, ...], ...]:
     """Return, per group, the experts (group numbers) that its clients can run, by size, their own last."""
     order = sorted(range(len(models)), key=lambda j: (models[j].size, j))
     return tuple(tuple(order[: order.index(j) + 1]) for j in range(len(models)))
 
 
-def divide(model: Model, weights: Weights, hyper: Cooperation) -> tuple[Weights, Weights]:
+def divide(model: fl.Model, weights: fl.Weights, hyper: Cooperation) -> tuple[fl.Weights, fl.Weights]:
     """Split an expert into (phi: the head and statistics that stay on the client; theta: the rest)."""
-    return separate(weights, head(model), hyper.bn_stats)
+    return fl.separate(weights, fl.head(model), hyper.bn_stats)
 
 
 def replaced(entries: Sequence, place: int, new) -> tuple:
@@ -100,9 +70,9 @@ def needs_validation(config: Cooperation) -> tuple[str, ...]:
     return ("validation",) if config.accuracy_on == "validation" else ()
 
 
-def own_heads(key, federation: Federation, heads: PerGroup) -> PerGroup:
+def own_heads(key, federation: fl.Federation, heads: fl.PerGroup) -> fl.PerGroup:
     """Return, per group, the initial heads (n_g, ...) on all experts that its clients can run."""
-    own = each_client(key, heads, federation)
+    own = fl.each_client(key, heads, federation)
 
     def of_group(g, js):
         return *(federation.of_each(heads[j], g) for j in js[:-1]), own[g]
@@ -110,7 +80,7 @@ def own_heads(key, federation: Federation, heads: PerGroup) -> PerGroup:
     return tuple(of_group(g, js) for g, js in enumerate(runnable(federation.models)))
 
 
-def check(config: Cooperation, federation: Federation) -> None:
+def check(config: Cooperation, federation: fl.Federation) -> None:
     """Refuse weights by validation accuracy where no row validates, and heads that class means cannot make.
 
     Raises:
@@ -118,19 +88,19 @@ def check(config: Cooperation, federation: Federation) -> None:
     """
     made = len(federation.models) > 1 or config.head_init.startswith("proto")
     for model in federation.models:
-        require_plain_head(model)
-        require_vectors(model)
-        if made and not linear(model):
-            raise JaxflError(
+        fl.require_plain_head(model)
+        fl.class_means.require_vectors(model)
+        if made and not fl.class_means.linear(model):
+            raise fl.JaxflError(
                 "CompFL makes heads from class means, with kernel (d, C) and bias (C,), but the last block "
                 f"of {model.name} has other leaves; end it with a linear layer (jaxfl.models.blocks.Linear, "
                 "or Flax's), or run it alone with --head-init keep+ft."
             )
     if config.accuracy_on == "validation":
-        validation.require(federation, "CompFL weighs teachers on", ", or take --accuracy-on train")
+        fl.validation.require(federation, "CompFL weighs teachers on", ", or take --accuracy-on train")
 
 
-def require_statistics(config: Cooperation, federation: Federation) -> None:
+def require_statistics(config: Cooperation, federation: fl.Federation) -> None:
     """Refuse local BatchNorm statistics where clients run experts that they have not trained.
 
     Raises:
@@ -139,7 +109,7 @@ def require_statistics(config: Cooperation, federation: Federation) -> None:
     *smaller, _ = sorted(federation.models, key=lambda model: model.size)
     found = [model.name for model in smaller if model.normalised]
     if config.bn_stats == "local" and found:
-        raise JaxflError(
+        raise fl.JaxflError(
             f"Clients with larger networks would run {found[0]} of others without BatchNorm statistics of "
             "their own, and bn_stats=local never sends any; leave it out, or give only the largest network "
             "BatchNorm."
@@ -149,14 +119,14 @@ def require_statistics(config: Cooperation, federation: Federation) -> None:
 class Adapted(NamedTuple):
     """An expert as one client sees it at the start of a round."""
 
-    weights: Weights  # theta_j and the adapted head phi_ij
+    weights: fl.Weights  # theta_j and the adapted head phi_ij
     anchors: jax.Array  # (C, d), zbar_jc; 0 for classes that the client lacks
     accuracy: jax.Array  # (), before it is scaled
     predictions: jax.Array  # (m, C), softmax of the logits on the client's rows
 
 
 def adapt(
-    key, client: Client, federation: Federation, weights: Weights, hyper, *, own=True, chosen=False
+    key, client: fl.Client, federation: fl.Federation, weights: fl.Weights, hyper, *, own=True, chosen=False
 ) -> Adapted:
     """Fit a client's head to a frozen extractor (eq. 6).
 
@@ -176,51 +146,51 @@ def adapt(
         return model.head.apply(weights.params, {}, z, train=False)[0]
 
     # The extractor is frozen, so its features are computed once and the head is fitted to them.
-    z = features(model, weights, client.rows, client.size, federation)  # (m, d)
+    z = fl.class_means.features(model, weights, client.rows, client.size, federation)  # (m, d)
     y = federation.outputs(client, client.rows)
-    anchors, _ = class_means(z, y, client.size, model.classes)
+    anchors, _ = fl.class_means.class_means(z, y, client.size, model.classes)
 
     adapted, head_init = weights, hyper.head_init if own else "proto+ft"
     if head_init.startswith("proto"):
-        made = Weights(weights.params | {head: prototype_head(anchors)}, weights.stats)
+        made = fl.Weights(weights.params | {head: fl.class_means.prototype_head(anchors)}, weights.stats)
         kept = hyper.head_init == "keep-chosen+ft" and chosen
-        adapted = tree.where(kept, weights, made)
+        adapted = fl.tree.where(kept, weights, made)
     if head_init.endswith("ft"):
 
         def on_features(weights, batch, key):
             loss = optax.softmax_cross_entropy_with_integer_labels(logits(weights, batch.x), batch.y)
-            return mean(loss, batch), weights.stats
+            return fl.mean(loss, batch), weights.stats
 
-        adapted = descend(
+        adapted = fl.descend(
             on_features,
             adapted,
             key,
-            arrays(z, y, client.size),
+            fl.arrays(z, y, client.size),
             hyper,
             blocks=(head,),
             epochs=1,
             phase=None,
-            optimizer=sgd(hyper, hyper.head_lr),  # whichever optimiser trains the model
+            optimizer=fl.sgd(hyper, hyper.head_lr),  # whichever optimiser trains the model
         ).weights
 
     scores, rows, size = logits(adapted, z), client.rows, client.size
     predictions = jax.nn.softmax(scores)
     if hyper.accuracy_on == "validation":
         rows, size = client.validation_rows, client.validation_size
-        scores = logits(adapted, features(model, weights, rows, size, federation))
-    right = count_correct(scores, federation.outputs(client, rows), size)
+        scores = logits(adapted, fl.class_means.features(model, weights, rows, size, federation))
+    right = fl.count_correct(scores, federation.outputs(client, rows), size)
     accuracy = right.astype(z.dtype) / jnp.maximum(size, 1).astype(z.dtype)
     return Adapted(adapted, anchors, accuracy, predictions)
 
 
-def newest(key, client: Client, federation: Federation, theta, phi, hyper, own=True) -> Weights:
+def newest(key, client: fl.Client, federation: fl.Federation, theta, phi, hyper, own=True) -> fl.Weights:
     """Return an expert of a client, by default its own, with this extractor and its adapted head."""
-    return adapt(key, client, federation, tree.combine(theta, phi), hyper, own=own).weights
+    return adapt(key, client, federation, fl.tree.combine(theta, phi), hyper, own=own).weights
 
 
 def received(
-    key, federation: Federation, cohort: Cohort, thetas: PerGroup, phis: PerGroup, hyper
-) -> PerGroup:
+    key, federation: fl.Federation, cohort: fl.Cohort, thetas: fl.PerGroup, phis: fl.PerGroup, hyper
+) -> fl.PerGroup:
     """Return predictors of clients that received their own expert's extractor, with adapted heads.
 
     Args:
@@ -235,8 +205,8 @@ def received(
     def client(key, client, theta, phi):
         return divide(client.model, newest(key, client, federation, theta, phi, hyper), hyper)[0]
 
-    adapted = map_clients(client, key, federation, cohort, thetas, phis)
-    return per_group(lambda theta, phi: Predictor(theta, phi, predict), thetas, adapted)
+    adapted = fl.map_clients(client, key, federation, cohort, thetas, phis)
+    return fl.per_group(lambda theta, phi: fl.Predictor(theta, phi, fl.predict), thetas, adapted)
 
 
 class LocalRound(NamedTuple):
@@ -251,22 +221,22 @@ class LocalRound(NamedTuple):
       teachers: weights of every expert in use, adapted, and s (T,), 0 of those that do not teach.
     """
 
-    weights: dict[int, Weights]
-    thetas: dict[int, Weights]
-    phis: tuple[Weights, ...]
+    weights: dict[int, fl.Weights]
+    thetas: dict[int, fl.Weights]
+    phis: tuple[fl.Weights, ...]
     loss: jax.Array
     idle: jax.Array
-    teachers: tuple[list[Weights], jax.Array]
+    teachers: tuple[list[fl.Weights], jax.Array]
 
 
 def local_round(
     keys,
-    client: Client,
-    federation: Federation,
+    client: fl.Client,
+    federation: fl.Federation,
     *,
-    experts: Sequence[Model],
-    thetas: Mapping[int, Weights],
-    phis: Sequence[Weights],
+    experts: Sequence[fl.Model],
+    thetas: Mapping[int, fl.Weights],
+    phis: Sequence[fl.Weights],
     trainable: Sequence[int],
     chosen=None,
     heard: Mapping[int, jax.Array],
@@ -296,12 +266,12 @@ def local_round(
 
     def student(e, runs):
         """Return the client with expert e; without rows unless it runs, and then that costs nothing."""
-        return dataclasses.replace(only_if(runs, client), model=experts[e])
+        return dataclasses.replace(fl.only_if(runs, client), model=experts[e])
 
     of_use = {e: heard[e] | (chosen == e) for e in thetas}
 
     def start(e):
-        key, weights = jax.random.fold_in(adapt_key, e), tree.combine(thetas[e], phis[e])
+        key, weights = jax.random.fold_in(adapt_key, e), fl.tree.combine(thetas[e], phis[e])
         runs = student(e, of_use[e])
         return adapt(key, runs, federation, weights, hyper, own=e == own, chosen=chosen == e)
 
@@ -315,11 +285,11 @@ def local_round(
             targets = ensemble([adapted[k] for k in teachers], known, hyper.tau)
             weight = jnp.where(known.any(), mu, 0)
         trainee = student(e, chosen == e)
-        return descend(
+        return fl.descend(
             objective(trainee.model, adapted[e].anchors, targets, hyper, weight),
             adapted[e].weights,
             train_key,
-            own_rows(trainee, federation, hyper),
+            fl.own_rows(trainee, federation, hyper),
             hyper,
             phase=None,
         )
@@ -332,9 +302,11 @@ def local_round(
     return LocalRound(
         weights,
         {e: parts[e][1] for e in trainable},
-        tuple(tree.where(of_use[e], parts[e][0], phi) if e in parts else phi for e, phi in enumerate(phis)),
-        tree.total([of_expert.loss for of_expert in trained.values()]),
-        tree.total([of_expert.steps for of_expert in trained.values()]) == 0,
+        tuple(
+            fl.tree.where(of_use[e], parts[e][0], phi) if e in parts else phi for e, phi in enumerate(phis)
+        ),
+        fl.tree.total([of_expert.loss for of_expert in trained.values()]),
+        fl.tree.total([of_expert.steps for of_expert in trained.values()]) == 0,
         (
             [of_expert.weights for of_expert in adapted.values()],
             teacher_weights(accuracies, teach, hyper.tau),
@@ -345,7 +317,7 @@ def local_round(
 def ensemble(teachers: list[Adapted], known, tau):
     """Return the teachers' predictions (m, C), weighted by their accuracies (eq. 7, the sum of eq. 3)."""
     s = teacher_weights(jnp.stack([teacher.accuracy for teacher in teachers]), known, tau)
-    return tree.weighted_sum(s, jnp.stack([teacher.predictions for teacher in teachers]))
+    return fl.tree.weighted_sum(s, jnp.stack([teacher.predictions for teacher in teachers]))
 
 
 def teacher_weights(accuracies, known, tau):
@@ -359,7 +331,7 @@ def teacher_weights(accuracies, known, tau):
     return jax.nn.softmax(scaled / tau, where=known)
 
 
-def teaching(models: Sequence[Model], js: Sequence[int], teachers) -> Predictor:
+def teaching(models: Sequence[fl.Model], js: Sequence[int], teachers) -> fl.Predictor:
     """Return what teaches a group's clients, for `Info.teacher`: sum_j s_j p_j of eq. 3.
 
     Args:
@@ -373,12 +345,12 @@ def teaching(models: Sequence[Model], js: Sequence[int], teachers) -> Predictor:
         logits = [
             models[j].apply(w.params, w.stats, x, train=False)[0] for j, w in zip(js, weights, strict=True)
         ]
-        return jnp.where(s.any(), tree.weighted_sum(s, jax.nn.softmax(jnp.stack(logits))), jnp.nan)
+        return jnp.where(s.any(), fl.tree.weighted_sum(s, jax.nn.softmax(jnp.stack(logits))), jnp.nan)
 
-    return Predictor(None, teachers, predict)
+    return fl.Predictor(None, teachers, predict)
 
 
-def objective(model: Model, anchors, taught, hyper, mu) -> Callable:
+def objective(model: fl.Model, anchors, taught, hyper, mu) -> Callable:
     """Return the loss L = CE + lam L_f + mu L_kd (eq. 4).
 
     Args:
@@ -393,11 +365,11 @@ def objective(model: Model, anchors, taught, hyper, mu) -> Callable:
         params, stats = weights
         z, new_stats = model.body.apply(params, stats, batch.x, train=True, key=key, mask=batch.mask)
         scores, _ = model.head.apply(params, stats, z, train=True, key=key)
-        value = mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch.y), batch)
+        value = fl.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch.y), batch)
         if hyper.align:  # eq. 2
             away = jnp.square(z - anchors[batch.y])
             away = away.mean(1) if hyper.anchor_reduction == "mean" else away.sum(1)
-            value += hyper.lam * mean(away, batch)
+            value += hyper.lam * fl.mean(away, batch)
         if taught is not None:  # eq. 3
             truth = jax.nn.one_hot(batch.y, model.classes, dtype=z.dtype)
             target = 0.5 * truth + 0.5 * taught[batch.position]
@@ -407,7 +379,7 @@ def objective(model: Model, anchors, taught, hyper, mu) -> Callable:
             else:
                 log_target = jnp.log(jnp.maximum(target, jnp.finfo(z.dtype).tiny))
                 divergence = optax.losses.kl_divergence_with_log_targets(log_target, predicted)
-            value += mu * mean(divergence, batch)
+            value += mu * fl.mean(divergence, batch)
         return value, stats | new_stats
 
     return loss

@@ -1,4 +1,4 @@
-"""CompFL device by device: without a server, every expert walks from client to client.
+"""CompFL-DD: no server: every expert walks over a graph of clients, and is trained where it is accepted.
 
 Xu et al. 2024 (see `compfl`), appendix E, D/D. Each architecture j has one theta_j, a walker, which is at
 some client; at first walkers are at different clients, none of them newcomers. On a visit of walker j at
@@ -33,7 +33,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.experts.compfl import BIBTEX, Greedy, distils
+from jaxfl import fl
+from jaxfl.algorithms.experts.compfl import Greedy, distils
 from jaxfl.algorithms.experts.compfl_client import (
     check,
     divide,
@@ -45,33 +46,15 @@ from jaxfl.algorithms.experts.compfl_client import (
     require_statistics,
     runnable,
 )
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    each_client,
-    fori_loop,
-    gather,
-    initial_weights,
-    options,
-    own_models,
-    per_group,
-    sent_down,
-    topology,
-    tree,
-    visit_client,
-    within,
-)
 
 
-@options
+@fl.options
 class CompFLDD(Greedy):
     """Options of CompFL device by device."""
 
     deploy: Literal["walker", "visit"] = "walker"
     """The expert that clients deploy: the newest one, or the one that they trained last."""
-    max_hops: int = within("[1, inf)", 1000)
+    max_hops: int = fl.within("[1, inf)", 1000)
     """Number of hops after which a walker that nobody accepts rests."""
 
 
@@ -84,8 +67,8 @@ class Known(NamedTuple):
       heard: (n_g, experts that they can run) bool, whether they have seen it.
     """
 
-    copies: PerGroup
-    heads: PerGroup
+    copies: fl.PerGroup
+    heads: fl.PerGroup
     heard: jax.Array
 
 
@@ -100,9 +83,9 @@ class State(NamedTuple):
     """
 
     hyper: CompFLDD
-    walkers: PerGroup
+    walkers: fl.PerGroup
     at: jax.Array
-    known: PerGroup
+    known: fl.PerGroup
 
 
 class Round(NamedTuple):
@@ -115,25 +98,25 @@ class Round(NamedTuple):
       sent: per expert (N,) int32, number of times that each client has sent it.
     """
 
-    walkers: PerGroup
+    walkers: fl.PerGroup
     at: jax.Array
-    known: PerGroup
-    loss: PerGroup
-    idle: PerGroup
-    sent: PerGroup
+    known: fl.PerGroup
+    loss: fl.PerGroup
+    idle: fl.PerGroup
+    sent: fl.PerGroup
 
 
-def build(config: CompFLDD) -> Algorithm:
+def build(config: CompFLDD) -> fl.Algorithm:
     """Build CompFL device by device for the federation's architectures."""
 
     def init(key, federation, hyper):
         check(config, federation)
         if config.greedy or config.kd:
             require_statistics(config, federation)
-        topology.require_links(federation)
+        fl.topology.require_links(federation)
         groups = federation.groups
-        weights = initial_weights(key, federation)
-        parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
+        weights = fl.initial_weights(key, federation)
+        parts = fl.per_group(lambda model, w: divide(model, w, config), federation.models, weights)
         heads, walkers = zip(*parts, strict=True)
         start_key = jax.random.fold_in(key, len(groups))
         order = jax.random.permutation(start_key, federation.clients)
@@ -145,19 +128,19 @@ def build(config: CompFLDD) -> Algorithm:
             copies = *(federation.of_each(walkers[j], g) for j in js[:-1]), own
             return Known(copies, heads, jnp.zeros((len(groups[g].id), len(js)), bool))
 
-        of_clients = own_heads(key, federation, heads), each_client(key, walkers, federation)
-        of_groups = per_group(known, range(len(groups)), runnable(federation.models), *of_clients)
+        of_clients = own_heads(key, federation, heads), fl.each_client(key, walkers, federation)
+        of_groups = fl.per_group(known, range(len(groups)), runnable(federation.models), *of_clients)
         return State(hyper, walkers, starts.astype(jnp.int32), of_groups)
 
     def receive(key, state, federation, cohort):
-        own = per_group(lambda known: known.heads[-1], gather(state.known, cohort))
+        own = fl.per_group(lambda known: known.heads[-1], fl.gather(state.known, cohort))
         return received(key, federation, cohort, state.walkers, own, state.hyper)
 
     def last_visit(key, state, federation, cohort):
         """Return each client's own expert as the last visit left it, which clients accept, under its head."""
-        known = gather(state.known, cohort)
-        return own_models.predictors(
-            per_group(lambda own: tree.combine(own.copies[-1], own.heads[-1]), known)
+        known = fl.gather(state.known, cohort)
+        return fl.own_models.predictors(
+            fl.per_group(lambda own: fl.tree.combine(own.copies[-1], own.heads[-1]), known)
         )
 
     def chances(j, federation, hyper):
@@ -175,7 +158,7 @@ def build(config: CompFLDD) -> Algorithm:
         models, experts = federation.models, runnable(federation.models)
         walk_key, train_key, leave_key = jax.random.split(key, 3)
         chance = chances(j, federation, hyper)
-        way = topology.walk(walk_key, federation, here, state.at[j], chance, config.max_hops)
+        way = fl.topology.walk(walk_key, federation, here, state.at[j], chance, config.max_hops)
         who = jnp.where(way.accepted, way.at, -1)
         theta, known, loss, idle = state.walkers[j], list(state.known), list(state.loss), list(state.idle)
 
@@ -202,16 +185,18 @@ def build(config: CompFLDD) -> Algorithm:
             if j not in js:
                 continue
             e, passed = js.index(j), way.passed.at[group.id].get(mode="fill", fill_value=False)
-            seen = tree.where_each(passed, state.walkers[j], known[g].copies[e])
+            seen = fl.tree.where_each(passed, state.walkers[j], known[g].copies[e])
             known[g] = known[g]._replace(
                 copies=replaced(known[g].copies, e, seen),
                 heard=known[g].heard.at[:, e].set(known[g].heard[:, e] | passed),
             )
             f, own = functools.partial(train, js, e), (known[g], loss[g], idle[g])
-            theta, (known[g], loss[g], idle[g]) = visit_client(f, theta, train_key, federation, g, who, own)
+            theta, (known[g], loss[g], idle[g]) = fl.visit_client(
+                f, theta, train_key, federation, g, who, own
+            )
 
-        left = topology.hop(leave_key, federation, here, way)
-        way = tree.where(way.accepted, left, way)
+        left = fl.topology.hop(leave_key, federation, here, way)
+        way = fl.tree.where(way.accepted, left, way)
         return Round(
             replaced(state.walkers, j, theta),
             state.at.at[j].set(way.at),
@@ -224,7 +209,7 @@ def build(config: CompFLDD) -> Algorithm:
     def step(key, state, federation, cohort):
         hyper, groups = state.hyper, federation.groups
         mu = jnp.where(distils(cohort, hyper), hyper.mu, 0)
-        here = topology.present(federation, cohort)
+        here = fl.topology.present(federation, cohort)
         visits = jnp.maximum(here.sum(dtype=jnp.int32) // len(groups), 1)
 
         def tick(v, of_round):
@@ -237,36 +222,28 @@ def build(config: CompFLDD) -> Algorithm:
             state.walkers,
             state.at,
             state.known,
-            loss=per_group(lambda group: jnp.zeros(len(group.id), federation.mean.dtype), groups),
-            idle=per_group(lambda group: jnp.ones(len(group.id), bool), groups),
-            sent=per_group(lambda group: jnp.zeros(federation.clients, jnp.int32), groups),
+            loss=fl.per_group(lambda group: jnp.zeros(len(group.id), federation.mean.dtype), groups),
+            idle=fl.per_group(lambda group: jnp.ones(len(group.id), bool), groups),
+            sent=fl.per_group(lambda group: jnp.zeros(federation.clients, jnp.int32), groups),
         )
-        done = fori_loop(0, visits, tick, begun)
+        done = fl.fori_loop(0, visits, tick, begun)
         messages = {}
         for times, theta in zip(done.sent, done.walkers, strict=True):
-            size = tree.scalars(theta)
+            size = fl.tree.scalars(theta)
             messages[size] = messages.get(size, 0) + times
         hops = {model.name: times.sum() for model, times in zip(federation.models, done.sent, strict=True)}
         state = State(hyper, done.walkers, done.at, done.known)
-        loss = gather(done.loss, cohort)
-        return state, Info(
-            per_group(lambda slots, of_group: jnp.where(slots.mask, of_group, 0), cohort.groups, loss),
-            topology.of_cohort(messages, federation, cohort),
-            sent_down(cohort, (0,) * len(cohort.groups)),
+        loss = fl.gather(done.loss, cohort)
+        return state, fl.Info(
+            fl.per_group(lambda slots, of_group: jnp.where(slots.mask, of_group, 0), cohort.groups, loss),
+            fl.topology.of_cohort(messages, federation, cohort),
+            fl.sent_down(cohort, (0,) * len(cohort.groups)),
             findings={"hops in a round": hops},
-            idle=gather(done.idle, cohort),
+            idle=fl.gather(done.idle, cohort),
             trained=last_visit(key, state, federation, cohort),
         )
 
-    return Algorithm(init, receive, step, receive if config.deploy == "walker" else last_visit)
+    return fl.Algorithm(init, receive, step, receive if config.deploy == "walker" else last_visit)
 
 
-compfl_dd = Method(
-    "compfl-dd",
-    build,
-    CompFLDD,
-    "no server: every expert walks over a graph of clients, and is trained where it is accepted",
-    "Xu et al. 2024, FedKDD, appendix E",
-    BIBTEX,
-    needs=needs_links,
-)
+compfl_dd = fl.Method("compfl-dd", build, CompFLDD, needs=needs_links)

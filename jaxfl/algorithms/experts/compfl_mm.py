@@ -1,4 +1,4 @@
-"""CompFL model by model: without a server, one expert architecture after another.
+"""CompFL-MM: no server: experts trained one after another, the largest first, with gossip.
 
 Xu et al. 2024 (see `compfl`), appendix E, M/M. Experts are trained from the largest to the smallest, each
 for T / M of the T rounds. Every client holds a copy theta_ij of the expert j whose turn it is. In a round,
@@ -30,7 +30,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.experts.compfl import BIBTEX
+from jaxfl import fl
 from jaxfl.algorithms.experts.compfl_client import (
     Cooperation,
     check,
@@ -42,27 +42,9 @@ from jaxfl.algorithms.experts.compfl_client import (
     replaced,
     runnable,
 )
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    JaxflError,
-    Method,
-    PerGroup,
-    cond,
-    each_client,
-    gather,
-    initial_weights,
-    map_clients,
-    options,
-    own_models,
-    per_group,
-    scatter,
-    topology,
-    tree,
-)
 
 
-@options
+@fl.options
 class CompFLMM(Cooperation):
     """Options of CompFL model by model."""
 
@@ -79,8 +61,8 @@ class Held(NamedTuple):
       saved: (n_g, experts that they can run) bool, whether they have taken part in its training.
     """
 
-    copies: PerGroup
-    heads: PerGroup
+    copies: fl.PerGroup
+    heads: fl.PerGroup
     saved: jax.Array
 
 
@@ -93,17 +75,17 @@ class State(NamedTuple):
     """
 
     hyper: CompFLMM
-    clients: PerGroup
+    clients: fl.PerGroup
 
 
-def build(config: CompFLMM) -> Algorithm:
+def build(config: CompFLMM) -> fl.Algorithm:
     """Build CompFL model by model for the federation's architectures."""
 
     def init(key, federation, hyper):
         check(config, federation)
-        topology.require_links(federation)
-        weights = initial_weights(key, federation)
-        parts = per_group(lambda model, w: divide(model, w, config), federation.models, weights)
+        fl.topology.require_links(federation)
+        weights = fl.initial_weights(key, federation)
+        parts = fl.per_group(lambda model, w: divide(model, w, config), federation.models, weights)
         heads, thetas = zip(*parts, strict=True)
 
         def held(g, js, heads, own):
@@ -111,8 +93,8 @@ def build(config: CompFLMM) -> Algorithm:
             copies = tuple(copy if config.relay or j in js else None for j, copy in enumerate(copies))
             return Held(copies, heads, jnp.zeros((len(federation.groups[g].id), len(js)), bool))
 
-        own = own_heads(key, federation, heads), each_client(key, thetas, federation)
-        return State(hyper, per_group(held, range(len(thetas)), runnable(federation.models), *own))
+        own = own_heads(key, federation, heads), fl.each_client(key, thetas, federation)
+        return State(hyper, fl.per_group(held, range(len(thetas)), runnable(federation.models), *own))
 
     def receive(key, state, federation, cohort):
         def client(key, client, shared, own):
@@ -120,13 +102,13 @@ def build(config: CompFLMM) -> Algorithm:
             return newest(key, client, federation, theta, phi, state.hyper)
 
         own = tuple((held.copies[g], held.heads[-1]) for g, held in enumerate(state.clients))
-        weights = map_clients(client, key, federation, cohort, own=gather(own, cohort))
-        return own_models.predictors(weights)
+        weights = fl.map_clients(client, key, federation, cohort, own=fl.gather(own, cohort))
+        return fl.own_models.predictors(weights)
 
     def as_held(clients):
         """Return predictors of clients' own experts under their current heads."""
-        own = (tree.combine(held.copies[g], held.heads[-1]) for g, held in enumerate(clients))
-        return own_models.predictors(tuple(own))
+        own = (fl.tree.combine(held.copies[g], held.heads[-1]) for g, held in enumerate(clients))
+        return fl.own_models.predictors(tuple(own))
 
     def turn(j, key, federation, cohort, hyper, before):
         """Run a round of expert j: from the cohort's (held, info) before it to those after it."""
@@ -153,52 +135,44 @@ def build(config: CompFLMM) -> Algorithm:
             copies = replaced(held.copies, j, local.thetas[e])
             return Held(copies, local.phis, held.saved.at[e].set(True)), local.loss, local.idle
 
-        done = map_clients(client, key, federation, cohort, experts, clients)
+        done = fl.map_clients(client, key, federation, cohort, experts, clients)
         held, loss, idle = zip(*done, strict=True)
         trained = as_held(held)
         to_mix = {g: mine.copies[j] for g, mine in enumerate(held) if mine.copies[j] is not None}
-        mixed, times = topology.gossip(federation, cohort, to_mix)
+        mixed, times = fl.topology.gossip(federation, cohort, to_mix)
         held = tuple(
             mine._replace(copies=replaced(mine.copies, j, mixed.get(g))) for g, mine in enumerate(held)
         )
-        size = tree.scalars(tree.one(clients[j].copies[j]))
+        size = fl.tree.scalars(fl.tree.one(clients[j].copies[j]))
         up = tuple(none | ({size: times[g]} if g in times else {}) for g, none in enumerate(info.up))
         return held, info._replace(loss=loss, up=up, trained=trained, idle=idle)
 
     def step(key, state, federation, cohort):
         largest_first = max(runnable(federation.models), key=len)[::-1]
         if cohort.rounds < len(largest_first):
-            raise JaxflError(
+            raise fl.JaxflError(
                 f"compfl-mm trains {len(largest_first)} architectures one after another, but the run has "
                 f"only {cohort.rounds} rounds; raise --rounds."
             )
         number = cohort.round * len(largest_first) // cohort.rounds
-        sizes = {tree.scalars(tree.one(held.copies[g])) for g, held in enumerate(state.clients)}
+        sizes = {fl.tree.scalars(fl.tree.one(held.copies[g])) for g, held in enumerate(state.clients)}
 
         def nothing(dtype):
-            return per_group(lambda slots: jnp.zeros(slots.mask.shape, dtype), cohort.groups)
+            return fl.per_group(lambda slots: jnp.zeros(slots.mask.shape, dtype), cohort.groups)
 
         none = nothing(jnp.int32)
-        up = per_group(lambda of_group: dict.fromkeys(sorted(sizes), of_group), none)
+        up = fl.per_group(lambda of_group: dict.fromkeys(sorted(sizes), of_group), none)
         # In full on every device, so that no branch has to exchange parts of it.
-        held = federation.keep_replicated(gather(state.clients, cohort))
+        held = federation.keep_replicated(fl.gather(state.clients, cohort))
         trained = as_held(held)
-        done = held, Info(nothing(federation.mean.dtype), up, none, trained=trained, idle=nothing(bool))
+        done = held, fl.Info(nothing(federation.mean.dtype), up, none, trained=trained, idle=nothing(bool))
         for place, j in enumerate(largest_first):
             train = functools.partial(turn, j, key, federation, cohort, state.hyper)
-            done = cond(number == place, train, lambda before: before, done)
+            done = fl.cond(number == place, train, lambda before: before, done)
         held, info = done
-        return State(state.hyper, scatter(state.clients, cohort, held)), info
+        return State(state.hyper, fl.scatter(state.clients, cohort, held)), info
 
-    return Algorithm(init, receive, step, receive)
+    return fl.Algorithm(init, receive, step, receive)
 
 
-compfl_mm = Method(
-    "compfl-mm",
-    build,
-    CompFLMM,
-    "no server: experts trained one after another, the largest first, with gossip",
-    "Xu et al. 2024, FedKDD, appendix E",
-    BIBTEX,
-    needs=needs_links,
-)
+compfl_mm = fl.Method("compfl-mm", build, CompFLMM, needs=needs_links)

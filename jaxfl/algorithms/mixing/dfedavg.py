@@ -1,4 +1,4 @@
-"""DFedAvg: FedAvg without a server. Clients train their own models and average them with their neighbours.
+"""DFedAvg: no server: every client averages with its neighbours.
 
 Sun, Li and Wang 2021, "Decentralized Federated Averaging", arXiv:2104.11375, Algorithm 1. In a round, for
 every client i that takes part, with N_i its neighbours that also take part:
@@ -14,25 +14,11 @@ z_i to every neighbour; bytes sent are not counted again for the receiver.
 
 from typing import NamedTuple
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    Training,
-    gather,
-    options,
-    own_models,
-    per_group,
-    scatter,
-    sent_down,
-    topology,
-    tree,
-)
+from jaxfl import fl
 
 
-@options
-class DFedAvg(Training):
+@fl.options
+class DFedAvg(fl.Training):
     """Options of DFedAvg."""
 
 
@@ -45,41 +31,31 @@ class State(NamedTuple):
     """
 
     hyper: DFedAvg
-    weights: PerGroup
+    weights: fl.PerGroup
 
 
-def build(config: DFedAvg) -> Algorithm:
+def build(config: DFedAvg) -> fl.Algorithm:
     """Train, then average with the neighbours."""
 
     def init(key, federation, hyper):
-        topology.require_links(federation)
-        return State(hyper, own_models.start(key, federation))
+        fl.topology.require_links(federation)
+        return State(hyper, fl.own_models.start(key, federation))
 
     def step(key, state, federation, cohort):
-        own = gather(state.weights, cohort)
-        trained, loss = own_models.train(key, federation, cohort, own, state.hyper)
-        exchanged = [topology.gossip(federation, cohort, {g: z}) for g, z in enumerate(trained)]
+        own = fl.gather(state.weights, cohort)
+        trained, loss = fl.own_models.train(key, federation, cohort, own, state.hyper)
+        exchanged = [fl.topology.gossip(federation, cohort, {g: z}) for g, z in enumerate(trained)]
         averaged = tuple(mixed[g] for g, (mixed, _) in enumerate(exchanged))
-        averaged = per_group(lambda w, z: own_models.with_own_stats(w, z, config.bn_stats), averaged, trained)
-        weights = scatter(state.weights, cohort, averaged)
-        sizes = map(tree.scalars, own_models.message(weights, config.bn_stats))
+        averaged = fl.per_group(
+            lambda w, z: fl.own_models.with_own_stats(w, z, config.bn_stats), averaged, trained
+        )
+        weights = fl.scatter(state.weights, cohort, averaged)
+        sizes = map(fl.tree.scalars, fl.own_models.message(weights, config.bn_stats))
         up = tuple({size: exchanged[g][1][g]} for g, size in enumerate(sizes))
-        down = sent_down(cohort, (0,) * len(cohort.groups))
-        return State(state.hyper, weights), Info(loss, up, down, trained=own_models.predictors(trained))
+        down = fl.sent_down(cohort, (0,) * len(cohort.groups))
+        return State(state.hyper, weights), fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
 
-    return Algorithm(init, own_models.personal, step, own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
 
 
-dfedavg = Method(
-    "dfedavg",
-    build,
-    DFedAvg,
-    "no server: every client averages with its neighbours",
-    "Sun et al. 2021, arXiv:2104.11375",
-    """@article{sun2023decentralized,
-  title={Decentralized Federated Averaging},
-  author={Sun, Tao and Li, Dongsheng and Wang, Bao},
-  journal={IEEE Transactions on Pattern Analysis and Machine Intelligence},
-  volume={45}, number={4}, pages={4289--4301}, year={2023}}""",
-    needs=("links",),
-)
+dfedavg = fl.Method("dfedavg", build, DFedAvg, needs=("links",))

@@ -35,42 +35,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import block_diag
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    Training,
-    descend,
-    gather,
-    map_clients,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    proximal,
-    scatter,
-    sent_down,
-    sent_up,
-    steps_of,
-    tree,
-    within,
-)
-from jaxfl.mechanisms.mixing import squared_distances
+from jaxfl import fl
 
 NEVER, NEWCOMER = np.int32(-1), np.int32(-2)
 
 
-@options
-class FedAMP(Training):
+@fl.options
+class FedAMP(fl.Training):
     """Options of FedAMP."""
 
-    lam: float = within("[0, inf)", 1.0)
+    lam: float = fl.within("[0, inf)", 1.0)
     """lambda, the pull towards the own aggregate: 0 is Local; nothing changes beyond alpha_k / (lr times the
     client's mini-batches in a round)."""
-    sigma: float | None = within("(0, inf)", None)
+    sigma: float | None = fl.within("(0, inf)", None)
     """The squared distance at which attention falls to 1/e; by default the median of all pairs."""
-    alpha: float | None = within("(0, inf)", None)
+    alpha: float | None = fl.within("(0, inf)", None)
     """alpha_k, step of the aggregates; above sigma / N a client may give away more than all its weight.
     By default sigma / N."""
 
@@ -88,9 +67,9 @@ class State(NamedTuple):
     """
 
     hyper: FedAMP
-    weights: PerGroup
-    distances: PerGroup
-    last_upload: PerGroup
+    weights: fl.PerGroup
+    distances: fl.PerGroup
+    last_upload: fl.PerGroup
 
 
 class Attention(NamedTuple):
@@ -125,7 +104,7 @@ def attention(distances, last_upload, hyper: FedAMP) -> Attention:
     return Attention(xi + jnp.diag(1 - xi.sum(1)), pull)
 
 
-def build(config: FedAMP) -> Algorithm:
+def build(config: FedAMP) -> fl.Algorithm:
     """Mix at the server, train towards the mixture, and measure the distances of models."""
 
     def init(key, federation, hyper):
@@ -135,61 +114,61 @@ def build(config: FedAMP) -> Algorithm:
         def never(group):
             return jnp.where(group.newcomer, NEWCOMER, NEVER)
 
-        last_upload = per_group(never, federation.groups)
-        own = own_models.start(key, federation)
-        return State(hyper, own, per_group(nothing, federation.groups), last_upload)
+        last_upload = fl.per_group(never, federation.groups)
+        own = fl.own_models.start(key, federation)
+        return State(hyper, own, fl.per_group(nothing, federation.groups), last_upload)
 
     def attentions(state, ids):
         def of_group(i, distances, last_upload):
             return attention(distances[:, i], last_upload, state.hyper)
 
-        return per_group(of_group, ids, state.distances, state.last_upload)
+        return fl.per_group(of_group, ids, state.distances, state.last_upload)
 
     def aggregates(state, federation, cohort):
         """Return u_i of a cohort's clients per group (k_g, ...), and lambda / alpha_k per group ()."""
 
         def of_group(w, own, attention, slots):
-            u = tree.weighted_sum(tree.take(attention.xi, slots), w)
-            return own_models.with_own_stats(u, own, config.bn_stats)
+            u = fl.tree.weighted_sum(fl.tree.take(attention.xi, slots), w)
+            return fl.own_models.with_own_stats(u, own, config.bn_stats)
 
         federation.require_all()
         found = attentions(state, [group.id for group in federation.groups])
-        own = gather(state.weights, cohort)
-        return per_group(of_group, state.weights, own, found, cohort.groups), tuple(a.pull for a in found)
+        own = fl.gather(state.weights, cohort)
+        return fl.per_group(of_group, state.weights, own, found, cohort.groups), tuple(a.pull for a in found)
 
     def receive(key, state, federation, cohort):
-        return own_models.predictors(aggregates(state, federation, cohort)[0])
+        return fl.own_models.predictors(aggregates(state, federation, cohort)[0])
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         def client(key, client, pull, own):
             w, u = own
-            steps = jnp.maximum(steps_of(client.size, client.model, hyper), 1).astype(pull.dtype)
-            towards = proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps)))
-            trained = descend(towards, w, key, own_rows(client, federation, hyper), hyper)
+            steps = jnp.maximum(fl.steps_of(client.size, client.model, hyper), 1).astype(pull.dtype)
+            towards = fl.proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps)))
+            trained = fl.descend(towards, w, key, fl.own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 
         u, pulls = aggregates(state, federation, cohort)
-        own = tuple(zip(gather(state.weights, cohort), u, strict=True))
-        trained, loss = zip(*map_clients(client, key, federation, cohort, pulls, own), strict=True)
+        own = tuple(zip(fl.gather(state.weights, cohort), u, strict=True))
+        trained, loss = zip(*fl.map_clients(client, key, federation, cohort, pulls, own), strict=True)
 
-        weights = scatter(state.weights, cohort, trained)
-        distances = per_group(distances_to_all, federation.groups, trained, weights, state.distances)
-        now = per_group(lambda slots: jnp.full(slots.mask.shape, cohort.round), cohort.groups)
+        weights = fl.scatter(state.weights, cohort, trained)
+        distances = fl.per_group(distances_to_all, federation.groups, trained, weights, state.distances)
+        now = fl.per_group(lambda slots: jnp.full(slots.mask.shape, cohort.round), cohort.groups)
         state = State(
             hyper,
             weights,
-            scatter(state.distances, cohort, distances),
-            scatter(state.last_upload, cohort, now),
+            fl.scatter(state.distances, cohort, distances),
+            fl.scatter(state.last_upload, cohort, now),
         )
-        models = own_models.message(weights, config.bn_stats)
-        up, down = sent_up(cohort, models), sent_down(cohort, models)
-        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+        models = fl.own_models.message(weights, config.bn_stats)
+        up, down = fl.sent_up(cohort, models), fl.sent_down(cohort, models)
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
 
     def distances_to_all(group, trained, stored, before):
         """Return squared distances of trained models (k, ...) from all stored ones, (k, N) by ids."""
-        distances = squared_distances(trained.params, stored.params)
+        distances = fl.mixing.squared_distances(trained.params, stored.params)
         return jnp.zeros((len(distances), before.shape[1]), before.dtype).at[:, group.id].set(distances)
 
     def matrices(state):
@@ -198,18 +177,7 @@ def build(config: FedAMP) -> Algorithm:
         ids = np.split(np.arange(ends[-1]), ends[:-1])
         return {"attention": block_diag(*(of_group.xi for of_group in attentions(state, ids)))}
 
-    return Algorithm(init, receive, step, own_models.personal, matrices=matrices)
+    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices)
 
 
-fedamp = Method(
-    "fedamp",
-    build,
-    FedAMP,
-    "every client is pulled to its own aggregate, in which similar models weigh more",
-    "Huang et al. 2021, arXiv:2007.03797",
-    """@inproceedings{huang2021personalized,
-  title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},
-  author={Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
-          Pei, Jian and Zhang, Yong},
-  booktitle={AAAI}, year={2021}}""",
-)
+fedamp = fl.Method("fedamp", build, FedAMP)

@@ -31,51 +31,18 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import (
-    Algorithm,
-    Client,
-    Examples,
-    Federation,
-    Info,
-    JaxflError,
-    Method,
-    Model,
-    PerGroup,
-    Training,
-    Weights,
-    cohort_rows,
-    cross_entropy,
-    descend,
-    fori_loop,
-    gather,
-    map_clients,
-    norms,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    scatter,
-    sent_down,
-    sent_up,
-    stretch,
-    sweep,
-    tree,
-    visit_clients,
-    within,
-)
-from jaxfl.data.federation import NOBODY
-from jaxfl.mechanisms.mixing import ids, pairs, put_pairs, row_stochastic
+from jaxfl import fl
 
 
-@options
-class FedAP(Training):
+@fl.options
+class FedAP(fl.Training):
     """Options of FedAP."""
 
-    mu: float = within("[0, 1]", 0.5)
+    mu: float = fl.within("[0, 1]", 0.5)
     """Weight of a client's own model in its mixture."""
-    held_out: float = within("[0, 1)", 0.3)
+    held_out: float = fl.within("[0, 1)", 0.3)
     """Share of a client's rows that only the passes before the first round use."""
-    passes: int | None = within("[0, inf)", None)
+    passes: int | None = fl.within("[0, inf)", None)
     """Passes of the model over all clients before the first round, one epoch at each client; by default half
     the number of rounds."""
     pretraining: Literal["sequential", "fedavg"] = "sequential"
@@ -88,32 +55,32 @@ class State(NamedTuple):
     """The clients' models per group (n_g, ...), and their closeness (N, N): rows sum to 1, diagonal 0."""
 
     hyper: FedAP
-    weights: PerGroup
+    weights: fl.PerGroup
     closeness: jax.Array
 
 
-def held_out_rows(client: Client, federation: Federation, hyper: FedAP) -> Examples:
+def held_out_rows(client: fl.Client, federation: fl.Federation, hyper: FedAP) -> fl.Examples:
     """Return the client's first rows, a share rounded down.
 
     A partition that is drawn has a client's rows in random order; one that is read from a file should, too.
     """
-    return stretch(own_rows(client, federation, hyper), 0, part(client, hyper))
+    return fl.stretch(fl.own_rows(client, federation, hyper), 0, part(client, hyper))
 
 
-def other_rows(client: Client, federation: Federation, hyper: FedAP) -> Examples:
+def other_rows(client: fl.Client, federation: fl.Federation, hyper: FedAP) -> fl.Examples:
     """Return the rows that the client trains on in rounds."""
     first = part(client, hyper)
-    return stretch(own_rows(client, federation, hyper), first, client.size - first)
+    return fl.stretch(fl.own_rows(client, federation, hyper), first, client.size - first)
 
 
-def part(client: Client, hyper: FedAP):
+def part(client: fl.Client, hyper: FedAP):
     """Return the number of held-out rows, () int32; at least one row of a client is for its training."""
     rows = hyper.held_out * client.size.astype(float)
     rows = jnp.floor(rows + 1e-4).astype(client.size.dtype)  # 0.7 of 10 is 7 in any precision
     return jnp.clip(rows, 0, jnp.maximum(client.size - 1, 0))
 
 
-def moments(client: Client, w: Weights, federation: Federation) -> tuple[jax.Array, ...]:
+def moments(client: fl.Client, w: fl.Weights, federation: fl.Federation) -> tuple[jax.Array, ...]:
     """Return, per layer (2 C,), means and standard deviations of its output channels over a client's rows."""
 
     def of_images(x):
@@ -127,7 +94,7 @@ def moments(client: Client, w: Weights, federation: Federation) -> tuple[jax.Arr
         v = variance.mean(0, where=real[:, None]) + mean.var(0, where=real[:, None])
         return jnp.concatenate([m, jnp.sqrt(v)])
 
-    return tuple(pooled(*layer) for layer in sweep(of_images, client.rows, client.size, federation))
+    return tuple(pooled(*layer) for layer in fl.sweep(of_images, client.rows, client.size, federation))
 
 
 def distances(layers: tuple[jax.Array, ...]):
@@ -142,7 +109,7 @@ def distances(layers: tuple[jax.Array, ...]):
     return jax.lax.map(to_all, layers)
 
 
-def require_inputs(model: Model) -> None:
+def require_inputs(model: fl.Model) -> None:
     """Raise `JaxflError` if a network has no layers to compare.
 
     Raises:
@@ -151,13 +118,13 @@ def require_inputs(model: Model) -> None:
     weights = model.form
     x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
     if not jax.eval_shape(model.norm_inputs, *weights, x):
-        raise JaxflError(
+        raise fl.JaxflError(
             f"fedap compares outputs of layers, but {model.name} has neither convolutions nor hidden dense "
             "layers that jaxfl knows; choose another model."
         )
 
 
-def build(config: FedAP) -> Algorithm:
+def build(config: FedAP) -> fl.Algorithm:
     """Visit the clients, compare, mix and train."""
 
     def init(key, federation, hyper):
@@ -167,8 +134,8 @@ def build(config: FedAP) -> Algorithm:
         alike = jnp.zeros((clients, clients))
         for group in federation.groups:
             equal = closeness(jnp.ones((len(group.id), len(group.id))), group.newcomer)
-            alike = put_pairs(alike, group.id, group.id, equal)
-        return State(hyper, own_models.start(key, federation), alike)
+            alike = fl.mixing.put_pairs(alike, group.id, group.id, equal)
+        return State(hyper, fl.own_models.start(key, federation), alike)
 
     def closeness(d, newcomer):
         """Return 1/d_ij (n, n), rows that sum to 1, 0 for the client itself and for newcomers (n,)."""
@@ -182,104 +149,96 @@ def build(config: FedAP) -> Algorithm:
 
         def trained(key, client, w):
             rows = held_out_rows(client, federation, hyper)
-            return descend(cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
+            return fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
 
         def visits(key, models):
             def visit(key, client, w, nothing):
                 return trained(key, client, w), None
 
-            return visit_clients(visit, models, key, federation, cohort)[0]
+            return fl.visit_clients(visit, models, key, federation, cohort)[0]
 
         def averaged(key, models):
             def of_client(key, client, w, nothing):
                 return trained(key, client, w), part(client, hyper).astype(federation.mean.dtype)
 
-            sent, held_out = zip(*map_clients(of_client, key, federation, cohort, models), strict=True)
-            return per_group(tree.weighted_mean, sent, held_out, models)
+            sent, held_out = zip(*fl.map_clients(of_client, key, federation, cohort, models), strict=True)
+            return fl.per_group(fl.tree.weighted_mean, sent, held_out, models)
 
         once = averaged if config.pretraining == "fedavg" else visits
-        models = per_group(lambda weights: jax.tree.map(lambda leaf: leaf[0], weights), state.weights)
-        models = fori_loop(0, passes, lambda t, models: once(jax.random.fold_in(key, t), models), models)
+        models = fl.per_group(lambda weights: jax.tree.map(lambda leaf: leaf[0], weights), state.weights)
+        models = fl.fori_loop(0, passes, lambda t, models: once(jax.random.fold_in(key, t), models), models)
 
         def seen(key, client, w, nothing):
             return moments(client, w, federation)[-1 if config.layers == "last" else 0 :]
 
-        found, matrix = map_clients(seen, key, federation, cohort, models), state.closeness
-        blank = per_group(
+        found, matrix = fl.map_clients(seen, key, federation, cohort, models), state.closeness
+        blank = fl.per_group(
             lambda group, layers: tuple(jnp.zeros((len(group.id), *of[0].shape), of.dtype) for of in layers),
             federation.groups,
             found,
         )
-        for group, layers in zip(federation.groups, scatter(blank, cohort, found), strict=True):
+        for group, layers in zip(federation.groups, fl.scatter(blank, cohort, found), strict=True):
             near = closeness(distances(layers), group.newcomer)
-            matrix = put_pairs(matrix, group.id, group.id, near)
-        started = per_group(lambda w, group: tree.repeat(w, len(group.id)), models, federation.groups)
-        loss = per_group(jnp.zeros_like, cohort_rows(federation, cohort))
+            matrix = fl.mixing.put_pairs(matrix, group.id, group.id, near)
+        started = fl.per_group(lambda w, group: fl.tree.repeat(w, len(group.id)), models, federation.groups)
+        loss = fl.per_group(jnp.zeros_like, fl.cohort_rows(federation, cohort))
         # Up: the model after each visit, and the moments. Down: the model before each visit, and at the end.
-        present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
-        up = per_group(
-            lambda mask, w, layers: {tree.scalars(w): passes * mask, tree.scalars(tree.one(layers)): mask},
+        present = fl.per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
+        up = fl.per_group(
+            lambda mask, w, layers: {
+                fl.tree.scalars(w): passes * mask,
+                fl.tree.scalars(fl.tree.one(layers)): mask,
+            },
             present,
             models,
             found,
         )
-        down = per_group(lambda mask, w: {tree.scalars(w): (passes + 1) * mask}, present, models)
-        return State(hyper, started, matrix), Info(loss, up, down)
+        down = fl.per_group(lambda mask, w: {fl.tree.scalars(w): (passes + 1) * mask}, present, models)
+        return State(hyper, started, matrix), fl.Info(loss, up, down)
 
     def weights(state, i, j):
         """Return W (k, m) for clients with these ids, rows that sum to 1."""
-        mu, near = state.hyper.mu, pairs(state.closeness, i, j)
+        mu, near = state.hyper.mu, fl.mixing.pairs(state.closeness, i, j)
         oneself = (i[:, None] == j[None]).astype(near.dtype)
-        return row_stochastic(mu * oneself + (1 - mu) * near, i, j)
+        return fl.mixing.row_stochastic(mu * oneself + (1 - mu) * near, i, j)
 
     def mixed(state, federation, cohort):
         """Return the models that a cohort's clients start from, per group (k_g, ...)."""
 
         def of_group(model, group, own, stored, i):
             # A newcomer is in nobody's mixture: its id is none of these.
-            c = weights(state, i, jnp.where(group.newcomer, NOBODY, group.id))
-            kept, _ = tree.split(own, norms(model))
-            _, sent = tree.split(stored, norms(model))
-            return tree.combine(kept, tree.weighted_sum(c, sent))
+            c = weights(state, i, jnp.where(group.newcomer, fl.NOBODY, group.id))
+            kept, _ = fl.tree.split(own, fl.norms(model))
+            _, sent = fl.tree.split(stored, fl.norms(model))
+            return fl.tree.combine(kept, fl.tree.weighted_sum(c, sent))
 
-        return per_group(
+        return fl.per_group(
             of_group,
             federation.models,
             federation.groups,
-            gather(state.weights, cohort),
+            fl.gather(state.weights, cohort),
             state.weights,
-            ids(federation, cohort),
+            fl.mixing.ids(federation, cohort),
         )
 
     def receive(key, state, federation, cohort):
-        return own_models.predictors(mixed(state, federation, cohort))
+        return fl.own_models.predictors(mixed(state, federation, cohort))
 
     def step(key, state, federation, cohort):
         start = mixed(state, federation, cohort)
-        trained, loss = own_models.train(key, federation, cohort, start, state.hyper, other_rows)
-        sent = per_group(
-            lambda model, w: tree.split(tree.one(w), norms(model))[1], federation.models, trained
+        trained, loss = fl.own_models.train(key, federation, cohort, start, state.hyper, other_rows)
+        sent = fl.per_group(
+            lambda model, w: fl.tree.split(fl.tree.one(w), fl.norms(model))[1], federation.models, trained
         )
-        up, down = sent_up(cohort, sent), sent_down(cohort, sent)
-        state = state._replace(weights=scatter(state.weights, cohort, trained))
-        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+        up, down = fl.sent_up(cohort, sent), fl.sent_down(cohort, sent)
+        state = state._replace(weights=fl.scatter(state.weights, cohort, trained))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
 
     def matrices(state):
         everyone = jnp.arange(len(state.closeness), dtype=jnp.int32)
         return {"mixture": weights(state, everyone, everyone)}
 
-    return Algorithm(init, receive, step, own_models.personal, matrices=matrices, prepare=prepare)
+    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices, prepare=prepare)
 
 
-fedap = Method(
-    "fedap",
-    build,
-    FedAP,
-    "each client gets a mixture of all models by similarity of activations, and keeps its norm layers",
-    "Lu et al. 2022, arXiv:2112.00734",
-    """@article{lu2022personalized,
-  title={Personalized Federated Learning with Adaptive Batchnorm for Healthcare},
-  author={Lu, Wang and Wang, Jindong and Chen, Yiqiang and Qin, Xin and Xu, Renjun and Dimitriadis, Dimitrios
-          and Qin, Tao},
-  journal={IEEE Transactions on Big Data}, year={2022}}""",
-)
+fedap = fl.Method("fedap", build, FedAP)

@@ -1,4 +1,4 @@
-"""FedCMD: vote for the personal layer, then mix the layers after it by its similarity.
+"""FedCMD: clients vote for the layer that is personal; those after it are mixed by its similarity.
 
 Chen et al. 2024, "Towards optimal customized architecture for heterogeneous federated learning with
 contrastive cloud-edge model decoupling", IEEE Transactions on Computers; Algorithms 1-3. w_i is client i's
@@ -50,6 +50,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl import fl
 from jaxfl.algorithms.mixing.fedcmd_layers import (
     assemble,
     cosine,
@@ -59,37 +60,13 @@ from jaxfl.algorithms.mixing.fedcmd_layers import (
     with_personal,
 )
 from jaxfl.algorithms.mixing.fedcmd_score import candidates, train_and_vote
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    JaxflError,
-    Method,
-    PerGroup,
-    Training,
-    cohort_rows,
-    each_client,
-    everyone,
-    gather,
-    initial_weights,
-    map_clients,
-    options,
-    own_models,
-    per_group,
-    scatter,
-    tree,
-    visit_clients,
-    within,
-)
-from jaxfl.errors import nearest
-from jaxfl.mechanisms.class_means import require_classes_last
-from jaxfl.mechanisms.mixing import among, ids, pairs, put_pairs
 
 
-@options
-class FedCMD(Training):
+@fl.options
+class FedCMD(fl.Training):
     """Options of FedCMD."""
 
-    selection_rounds: int = within("[0, inf)", 20)
+    selection_rounds: int = fl.within("[0, inf)", 20)
     """K_p, rounds of FedAvg in which clients vote for the layer."""
     personal: str = "vote"
     """The personal layer: vote, a name (fc2), or several names (fc1+classifier); with fc2/classifier clients
@@ -133,15 +110,15 @@ class State(NamedTuple):
     """
 
     hyper: FedCMD
-    shared: PerGroup
-    weights: PerGroup
-    personal_layers: PerGroup
-    won: PerGroup
-    scores: PerGroup
+    shared: fl.PerGroup
+    weights: fl.PerGroup
+    personal_layers: fl.PerGroup
+    won: fl.PerGroup
+    scores: fl.PerGroup
     phi: jax.Array | None
 
 
-def build(config: FedCMD) -> Algorithm:
+def build(config: FedCMD) -> fl.Algorithm:
     """Assemble, train and vote, average, and elect."""
     voting, K_p = config.personal == "vote", config.selection_rounds
     in_turn = config.base == "last"
@@ -149,7 +126,7 @@ def build(config: FedCMD) -> Algorithm:
     similar = cosine_of_outputs if config.similarity == "updates" else cosine
     differ = "/" in config.personal
     if voting and K_p == 0:
-        raise JaxflError(
+        raise fl.JaxflError(
             "fedcmd cannot vote in 0 rounds; raise --selection-rounds, or fix the layer by --personal LAYER."
         )
 
@@ -159,18 +136,18 @@ def build(config: FedCMD) -> Algorithm:
     def init(key, federation, hyper):
         if config.similarity == "updates":  # compares units, the last axis of every layer
             for model in federation.models:
-                require_classes_last(model, "FedCMD with similarity=updates")
+                fl.class_means.require_classes_last(model, "FedCMD with similarity=updates")
         dtype, clients = federation.mean.dtype, federation.clients
-        shared = initial_weights(key, federation)
-        own = each_client(key, shared, federation)
-        won = per_group(lambda model: jnp.zeros(len(names_of(model)), jnp.int32), federation.models)
+        shared = fl.initial_weights(key, federation)
+        own = fl.each_client(key, shared, federation)
+        won = fl.per_group(lambda model: jnp.zeros(len(names_of(model)), jnp.int32), federation.models)
         return State(
             hyper,
             shared,
             own,
-            per_group(lambda group, won: elected(group, won) & (K_p == 0), federation.groups, won),
+            fl.per_group(lambda group, won: elected(group, won) & (K_p == 0), federation.groups, won),
             won,
-            per_group(lambda won: won.astype(dtype), won),
+            fl.per_group(lambda won: won.astype(dtype), won),
             jnp.zeros((clients, clients), dtype) if stores_similarity else None,
         )
 
@@ -183,54 +160,60 @@ def build(config: FedCMD) -> Algorithm:
         choices = [choice.split("+") for choice in config.personal.split("/")]
         for name in itertools.chain(*choices):
             if name not in model.names:
-                raise JaxflError(f"{model.name} has no layer {name!r}; {nearest(name, model.names)}")
+                raise fl.JaxflError(f"{model.name} has no layer {name!r}; {fl.nearest(name, model.names)}")
         layers = jnp.asarray([[name in chosen for name in model.names] for chosen in choices])
         return layers[group.id % len(choices)] if differ else layers[0]
 
     def layers_of(state, cohort):
         """Return the personal layers of a cohort's clients, (blocks,) or (k_g, blocks)."""
         if differ:
-            return gather(state.personal_layers, cohort)
+            return fl.gather(state.personal_layers, cohort)
         if not in_turn:
             return state.personal_layers
-        return per_group(
-            lambda layers, slots: tree.repeat(layers, len(slots.mask)), state.personal_layers, cohort.groups
+        return fl.per_group(
+            lambda layers, slots: fl.tree.repeat(layers, len(slots.mask)),
+            state.personal_layers,
+            cohort.groups,
         )
 
     def assembled(state, federation, cohort):
         """Return the models that a cohort's clients start from, per group (k_g, ...)."""
-        pool = everyone(federation, cohort) if config.tail == "softmax" else among(federation, cohort)
+        pool = (
+            fl.everyone(federation, cohort)
+            if config.tail == "softmax"
+            else fl.mixing.among(federation, cohort)
+        )
 
         def of_group(model, shared, own, others, layers, i, j):
             def of_clients(layers, own, i):
                 if in_turn:
-                    w = with_personal(model, tree.repeat(shared, len(i)), own, layers)
-                    return own_models.with_own_stats(w, own, config.bn_stats)
+                    w = with_personal(model, fl.tree.repeat(shared, len(i)), own, layers)
+                    return fl.own_models.with_own_stats(w, own, config.bn_stats)
                 if config.tail == "uniform":
                     phi = jnp.ones((len(i), len(j)), federation.mean.dtype)
                 elif stores_similarity:
-                    phi = pairs(state.phi, i, j)
+                    phi = fl.mixing.pairs(state.phi, i, j)
                 else:
                     phi = jnp.maximum(cosine(model, own, others, layers), 0)
                 weights = mixing_weights(phi, i, j, federation.clients, config.tail)
                 w = assemble(model, shared, own, others, layers, weights)
-                return own_models.with_own_stats(w, own, config.bn_stats)
+                return fl.own_models.with_own_stats(w, own, config.bn_stats)
 
             return each_by_its_layers(of_clients, layers, own, i)
 
-        return per_group(
+        return fl.per_group(
             of_group,
             federation.models,
             state.shared,
-            gather(state.weights, cohort),
-            gather(state.weights, pool),
+            fl.gather(state.weights, cohort),
+            fl.gather(state.weights, pool),
             layers_of(state, cohort),
-            ids(federation, cohort),
-            ids(federation, pool),
+            fl.mixing.ids(federation, cohort),
+            fl.mixing.ids(federation, pool),
         )
 
     def receive(key, state, federation, cohort):
-        return own_models.predictors(assembled(state, federation, cohort))
+        return fl.own_models.predictors(assembled(state, federation, cohort))
 
     def winner(slots, tally):
         """Return the layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
@@ -243,7 +226,7 @@ def build(config: FedCMD) -> Algorithm:
 
     def step(key, state, federation, cohort):
         if K_p >= cohort.rounds:
-            raise JaxflError(
+            raise fl.JaxflError(
                 f"fedcmd's first phase has {K_p} rounds and needs a longer run than {cohort.rounds}; lower "
                 "--selection-rounds or raise --rounds."
             )
@@ -256,46 +239,52 @@ def build(config: FedCMD) -> Algorithm:
 
         def visit(key, who, last, own):
             w, layers = own
-            begun = own_models.with_own_stats(with_personal(who.model, last, w, layers), w, config.bn_stats)
+            begun = fl.own_models.with_own_stats(
+                with_personal(who.model, last, w, layers), w, config.bn_stats
+            )
             outputs = client(key, who, None, begun)
-            return tree.where(fedavg, last, outputs[0]), outputs
+            return fl.tree.where(fedavg, last, outputs[0]), outputs
 
         start = assembled(state, federation, cohort)
         if in_turn:
             own = tuple(zip(start, layers_of(state, cohort), strict=True))
-            base, outputs = visit_clients(visit, state.shared, key, federation, cohort, own)
+            base, outputs = fl.visit_clients(visit, state.shared, key, federation, cohort, own)
         else:
-            base, outputs = None, map_clients(client, key, federation, cohort, own=start)
+            base, outputs = None, fl.map_clients(client, key, federation, cohort, own=start)
         trained, tallies, loss = zip(*outputs, strict=True)
 
-        weights = scatter(state.weights, cohort, trained)
-        shared = per_group(tree.weighted_mean, trained, cohort_rows(federation, cohort), state.shared)
+        weights = fl.scatter(state.weights, cohort, trained)
+        shared = fl.per_group(
+            fl.tree.weighted_mean, trained, fl.cohort_rows(federation, cohort), state.shared
+        )
         if config.base == "stored":
-            members = per_group(
+            members = fl.per_group(
                 lambda group: (~group.newcomer).astype(federation.mean.dtype), federation.groups
             )
-            base = per_group(tree.weighted_mean, weights, members, shared)
+            base = fl.per_group(fl.tree.weighted_mean, weights, members, shared)
         if config.base != "participants":
-            shared = tree.where(fedavg, shared, base)
-        won = per_group(
+            shared = fl.tree.where(fedavg, shared, base)
+        won = fl.per_group(
             lambda slots, won, tally: won + winner(slots, tally), cohort.groups, state.won, tallies
         )
-        leading = per_group(elected, federation.groups, won)
+        leading = fl.per_group(elected, federation.groups, won)
         if config.selection == "fedavg":
-            leading = per_group(lambda layers: layers & (t + 1 >= K_p), leading)
-            first = per_group(lambda now, before: now.any() & ~before.any(), leading, state.personal_layers)
-            weights = per_group(restart, weights, shared, first)
-        scores = per_group(mean_scores, cohort.groups, tallies, state.scores)
+            leading = fl.per_group(lambda layers: layers & (t + 1 >= K_p), leading)
+            first = fl.per_group(
+                lambda now, before: now.any() & ~before.any(), leading, state.personal_layers
+            )
+            weights = fl.per_group(restart, weights, shared, first)
+        scores = fl.per_group(mean_scores, cohort.groups, tallies, state.scores)
         phi = update_similarity(state, federation, cohort, start, trained) if stores_similarity else None
         up, down = traffic(state, federation, cohort)
         state = State(state.hyper, shared, weights, leading, won, scores, phi)
-        return state, Info(loss, up, down, findings(state, federation), own_models.predictors(trained))
+        return state, fl.Info(loss, up, down, findings(state, federation), fl.own_models.predictors(trained))
 
     def restart(own, shared, now):
         """Return all clients' models (n, ...), reset to the global one if the second phase begins."""
         clients = len(jax.tree.leaves(own)[0])
-        begun = tree.where(now, tree.repeat(shared, clients), own)
-        return own_models.with_own_stats(begun, own, config.bn_stats)
+        begun = fl.tree.where(now, fl.tree.repeat(shared, clients), own)
+        return fl.own_models.with_own_stats(begun, own, config.bn_stats)
 
     def update_similarity(state, federation, cohort, start, trained):
         """Return Phi (N, N) with new entries for the pairs of the cohort."""
@@ -309,10 +298,10 @@ def build(config: FedCMD) -> Algorithm:
 
             return each_by_its_layers(of_clients, layers, after)
 
-        new = per_group(of_group, federation.models, start, trained, layers_of(state, cohort))
+        new = fl.per_group(of_group, federation.models, start, trained, layers_of(state, cohort))
         phi = state.phi
-        for of_pairs, i in zip(new, ids(federation, cohort), strict=True):
-            phi = put_pairs(phi, i, i, of_pairs)
+        for of_pairs, i in zip(new, fl.mixing.ids(federation, cohort), strict=True):
+            phi = fl.mixing.put_pairs(phi, i, i, of_pairs)
         return phi
 
     def traffic(state, federation, cohort):
@@ -324,21 +313,21 @@ def build(config: FedCMD) -> Algorithm:
 
         def scalars(model, w):
             stats = {} if config.bn_stats == "local" else w.stats
-            sizes = [tree.scalars((w.params[name], stats.get(name))) for name in model.names]
+            sizes = [fl.tree.scalars((w.params[name], stats.get(name))) for name in model.names]
             return jnp.asarray(sizes, jnp.int32)
 
-        of_blocks = per_group(scalars, federation.models, state.shared)
-        present = per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
+        of_blocks = fl.per_group(scalars, federation.models, state.shared)
+        present = fl.per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
         voted = ((cohort.round < K_p) & voting).astype(jnp.int32)
-        up = per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
+        up = fl.per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
 
         def received(mask, sizes, layers):
             sizes = jnp.broadcast_to(sizes, layers.shape)
             return mask * jnp.where(layers, 0, sizes).sum(-1, dtype=jnp.int32)
 
-        return up, per_group(received, present, of_blocks, layers_of(state, cohort))
+        return up, fl.per_group(received, present, of_blocks, layers_of(state, cohort))
 
-    return Algorithm(init, receive, step, own_models.personal)
+    return fl.Algorithm(init, receive, step, fl.own_models.personal)
 
 
 def voters(slots, tally):
@@ -348,7 +337,7 @@ def voters(slots, tally):
 
 def mean_scores(slots, tally, before):
     """Return the layers' scores, means over a round's voters; `before` if nobody votes."""
-    return tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
+    return fl.tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
 
 
 def findings(state, federation):
@@ -365,16 +354,4 @@ def findings(state, federation):
     return found
 
 
-fedcmd = Method(
-    "fedcmd",
-    build,
-    FedCMD,
-    "clients vote for the layer that is personal; those after it are mixed by its similarity",
-    "Chen et al. 2024, IEEE Transactions on Computers",
-    """@article{chen2024fedcmd,
-  title={Towards Optimal Customized Architecture for Heterogeneous Federated Learning with Contrastive
-         Cloud-Edge Model Decoupling},
-  author={Chen, Xingyan and Du, Tian and Wang, Mu and Gu, Tiancheng and Zhao, Yu and Kou, Gang and
-          Xu, Changqiao and Wu, Dapeng Oliver},
-  journal={IEEE Transactions on Computers}, year={2024}}""",
-)
+fedcmd = fl.Method("fedcmd", build, FedCMD)

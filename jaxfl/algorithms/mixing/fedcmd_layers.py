@@ -10,12 +10,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import tree
-from jaxfl.mechanisms.mixing import EPS, cosine_of_units, products, row_stochastic
-from jaxfl.models.model import Model, Weights
+from jaxfl import fl
 
 
-def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, personal, weights) -> Weights:
+def assemble(
+    model: fl.Model, shared: fl.Weights, own: fl.Weights, pool: fl.Weights, personal, weights
+) -> fl.Weights:
     """Assemble the models that clients start from.
 
     Args:
@@ -32,24 +32,24 @@ def assemble(model: Model, shared: Weights, own: Weights, pool: Weights, persona
     first = jnp.where(personal.any(), personal.argmax(), len(model.names))
 
     def of_block(b, before, after):
-        repeated = tree.repeat(before, len(weights))
-        return tree.where(b > first, tree.weighted_sum(weights, after), repeated)
+        repeated = fl.tree.repeat(before, len(weights))
+        return fl.tree.where(b > first, fl.tree.weighted_sum(weights, after), repeated)
 
     return with_personal(model, _by_block(model, of_block, shared, pool), own, personal)
 
 
-def with_personal(model: Model, w: Weights, own: Weights, personal) -> Weights:
+def with_personal(model: fl.Model, w: fl.Weights, own: fl.Weights, personal) -> fl.Weights:
     """Return a model, or several, with the personal blocks (blocks,) of `own`, which has the same shapes."""
-    return _by_block(model, lambda b, others, mine: tree.where(personal[b], mine, others), w, own)
+    return _by_block(model, lambda b, others, mine: fl.tree.where(personal[b], mine, others), w, own)
 
 
-def _by_block(model: Model, f: Callable, one: Weights, other: Weights) -> Weights:
+def _by_block(model: fl.Model, f: Callable, one: fl.Weights, other: fl.Weights) -> fl.Weights:
     """Return ``f(number of the block, its leaves of one, its leaves of other)`` for every block."""
 
     def of(one, other):
         return {name: f(b, one[name], other[name]) for b, name in enumerate(model.names)}
 
-    return Weights(of(one.params, other.params), of(one.stats, other.stats))
+    return fl.Weights(of(one.params, other.params), of(one.stats, other.stats))
 
 
 def each_by_its_layers(f: Callable, personal, *own):
@@ -86,10 +86,12 @@ def mixing_weights(phi, i, j, clients: int, tail: str):
     same = i[:, None] == j[None]
     real = jnp.broadcast_to(j < clients, same.shape)
     phi = jnp.where(real, jnp.where(same, 1, phi), 0)
-    return jax.nn.softmax(phi, axis=1, where=real) if tail == "softmax" else row_stochastic(phi, i, j)
+    return (
+        jax.nn.softmax(phi, axis=1, where=real) if tail == "softmax" else fl.mixing.row_stochastic(phi, i, j)
+    )
 
 
-def cosine(model: Model, one: Weights, other: Weights, personal):
+def cosine(model: fl.Model, one: fl.Weights, other: fl.Weights, personal):
     """Return the cosine of the flattened personal layers, eq. 8: weights (k, ...), (m, ...) -> (k, m)."""
 
     def squares(w):
@@ -97,25 +99,27 @@ def cosine(model: Model, one: Weights, other: Weights, personal):
             model,
             one,
             personal,
-            lambda name: tree.total(_flat(leaf**2).sum(1) for leaf in jax.tree.leaves(w.params[name])),
+            lambda name: fl.tree.total(_flat(leaf**2).sum(1) for leaf in jax.tree.leaves(w.params[name])),
         )
 
-    dots = _over_personal(model, one, personal, lambda name: products(one.params[name], other.params[name]))
-    return dots / jnp.maximum(jnp.sqrt(squares(one)[:, None] * squares(other)[None]), EPS)
+    dots = _over_personal(
+        model, one, personal, lambda name: fl.mixing.products(one.params[name], other.params[name])
+    )
+    return dots / jnp.maximum(jnp.sqrt(squares(one)[:, None] * squares(other)[None]), fl.mixing.EPS)
 
 
-def cosine_of_outputs(model: Model, one: Weights, other: Weights, personal):
+def cosine_of_outputs(model: fl.Model, one: fl.Weights, other: fl.Weights, personal):
     """Return the mean over output units of the cosine of their weights: (k, ...), (m, ...) -> (k, m)."""
 
     def of_block(name):
-        return cosine_of_units(one.params[name], other.params[name])
+        return fl.mixing.cosine_of_units(one.params[name], other.params[name])
 
     layers = jnp.maximum(personal.sum(), 1)
     total = _over_personal(model, one, personal, of_block)
     return total / layers.astype(total.dtype)
 
 
-def _over_personal(model: Model, weights: Weights, personal, of_block: Callable):
+def _over_personal(model: fl.Model, weights: fl.Weights, personal, of_block: Callable):
     """Sum a function of the block's name over the personal blocks.
 
     All blocks are computed, which costs little. If a branch skipped the others, XLA would have devices
@@ -128,7 +132,7 @@ def _over_personal(model: Model, weights: Weights, personal, of_block: Callable)
         value = of_block(name)
         return jnp.where(personal[b], value, jnp.zeros_like(value))
 
-    return tree.total(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
+    return fl.tree.total(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
 
 
 def _flat(leaf):

@@ -32,10 +32,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.core.examples import own_rows, sweep
-from jaxfl.core.training import Trained, cross_entropy, descend, mean
-from jaxfl.data.federation import Client, Federation
-from jaxfl.models.model import Model, Weights
+from jaxfl import fl
 
 
 class Moments(NamedTuple):
@@ -66,7 +63,7 @@ class Tally(NamedTuple):
     scores: jax.Array
 
 
-def candidates(model: Model, which: str) -> tuple[str, ...]:
+def candidates(model: fl.Model, which: str) -> tuple[str, ...]:
     """Return the names of "all" blocks with weights, or of the "dense" ones, without convolutions."""
     axes = {name: [leaf.ndim for leaf in jax.tree.leaves(block)] for name, block in model.form.params.items()}
     too_many = 4 if which == "dense" else jnp.inf
@@ -104,7 +101,7 @@ def flow(x, outputs) -> tuple[Moments, ...]:
     return tuple(map(moments, (x, *outputs)))
 
 
-def ballot(model: Model, seen: tuple[Moments, ...], y, real, config) -> Tally:
+def ballot(model: fl.Model, seen: tuple[Moments, ...], y, real, config) -> Tally:
     """Score the candidates, and vote for one.
 
     Args:
@@ -136,13 +133,15 @@ def vote(scores, names: tuple[str, ...], ties: str):
     return jax.nn.one_hot(winner, len(names), dtype=jnp.int32)
 
 
-def no_votes(model: Model, config) -> Tally:
+def no_votes(model: fl.Model, config) -> Tally:
     """Return the tally before the first mini-batch."""
     names = candidates(model, config.candidates)
     return Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
 
 
-def train_and_vote(key, client: Client, w: Weights, federation: Federation, hyper, voting) -> Trained:
+def train_and_vote(
+    key, client: fl.Client, w: fl.Weights, federation: fl.Federation, hyper, voting
+) -> fl.Trained:
     """Train a client's model on the cross-entropy; the tally is the client's `Tally`.
 
     Args:
@@ -153,37 +152,37 @@ def train_and_vote(key, client: Client, w: Weights, federation: Federation, hype
       hyper: FedCMD's options.
       voting: () bool, whether clients vote in this round.
     """
-    rows = own_rows(client, federation, hyper)
+    rows = fl.own_rows(client, federation, hyper)
     if hyper.vote_on == "rows":
-        trained = descend(cross_entropy(client.model), w, key, rows, hyper)
+        trained = fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper)
         tally = after_training(client, trained.weights, jnp.where(voting, client.size, 0), federation, hyper)
     else:
         loss, nothing = voting_loss(client.model, hyper), no_votes(client.model, hyper)
-        trained = descend(loss, w, key, rows, hyper, tally=nothing)
+        trained = fl.descend(loss, w, key, rows, hyper, tally=nothing)
         batches = jnp.maximum(trained.steps, 1).astype(nothing.scores.dtype)
         tally = trained.tally._replace(scores=trained.tally.scores / batches)
     return trained._replace(tally=tally._replace(votes=jnp.where(voting, tally.votes, 0)))
 
 
-def after_training(client: Client, w: Weights, size, federation: Federation, config) -> Tally:
+def after_training(client: fl.Client, w: fl.Weights, size, federation: fl.Federation, config) -> Tally:
     """Return the vote and scores on a client's first `size` () training rows, in evaluation mode."""
 
     def of_images(x):
         return flow(x, client.model.outputs(w.params, w.stats, x, train=False)[0])
 
-    seen = sweep(of_images, client.rows, size, federation)
+    seen = fl.sweep(of_images, client.rows, size, federation)
     real = jnp.arange(len(client.rows), dtype=jnp.int32) < size
     return ballot(client.model, seen, federation.outputs(client, client.rows), real, config)
 
 
-def voting_loss(model: Model, config):
+def voting_loss(model: fl.Model, config):
     """Return the plain loss, which also observes the `Tally` of a mini-batch."""
 
     def loss(weights, batch, key):
         outputs, stats = model.outputs(
             weights.params, weights.stats, batch.x, train=model.names, key=key, mask=batch.mask
         )
-        value = mean(optax.softmax_cross_entropy_with_integer_labels(outputs[-1], batch.y), batch)
+        value = fl.mean(optax.softmax_cross_entropy_with_integer_labels(outputs[-1], batch.y), batch)
         seen = flow(batch.x, jax.lax.stop_gradient(outputs))
         return value, stats, ballot(model, seen, batch.y, batch.mask, config)
 

@@ -1,4 +1,4 @@
-"""FedFomo: a client weights the models of others by their gain on its validation rows.
+"""FedFomo: clients mix the models of others by what each is worth on their validation rows.
 
 Zhang et al. 2021, "Personalized Federated Learning with First Order Model Optimization", arXiv:2012.08565,
 Algorithm 1. w_i is client i's model as last trained, b_i that model before this training, L_i the mean
@@ -42,42 +42,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    Training,
-    Weights,
-    cross_entropy,
-    descend,
-    gather,
-    map_clients,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    scan,
-    scatter,
-    sent_up,
-    tree,
-    validation,
-    within,
-)
+from jaxfl import fl
 
 EPS = 1e-5
 EXPLORATION = 1  # stream of a client's key; local training uses phase 0
 
 
-@options
-class FedFomo(Training):
+@fl.options
+class FedFomo(fl.Training):
     """Options of FedFomo."""
 
-    downloads: int = within("[1, inf)", 5)
+    downloads: int = fl.within("[1, inf)", 5)
     """M, maximum number of models that a client downloads in a round."""
-    epsilon: float = within("[0, 1]", 0.0)
+    epsilon: float = fl.within("[0, 1]", 0.0)
     """Probability in the first round that a download is a random model; the authors' code has 0.3."""
-    epsilon_decay: float = within("[0, 1]", 0.05)
+    epsilon_decay: float = fl.within("[0, 1]", 0.05)
     """Decrease of epsilon per round."""
     base: Literal["received", "trained"] = "received"
     """What a client compares other models with: its model before or after its last local training."""
@@ -95,16 +74,16 @@ class State(NamedTuple):
     """
 
     hyper: FedFomo
-    weights: PerGroup
-    base: PerGroup
-    uploaded: PerGroup
-    affinity: PerGroup
+    weights: fl.PerGroup
+    base: fl.PerGroup
+    uploaded: fl.PerGroup
+    affinity: fl.PerGroup
 
 
 class Pool(NamedTuple):
     """The models that clients of an architecture choose from."""
 
-    models: Weights  # (n, ...)
+    models: fl.Weights  # (n, ...)
     id: jax.Array  # (n,) int32
     available: jax.Array  # (n,) bool, whether a client has ever uploaded one
 
@@ -112,7 +91,7 @@ class Pool(NamedTuple):
 class Arrival(NamedTuple):
     """A client before local training: its mixture, its new row of P (N,), its number of received models."""
 
-    weights: Weights
+    weights: fl.Weights
     affinity: jax.Array
     received: jax.Array
 
@@ -143,15 +122,15 @@ def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon):
     return chosen, candidate[chosen]
 
 
-def build(config: FedFomo) -> Algorithm:
+def build(config: FedFomo) -> fl.Algorithm:
     """Download, weight, mix and train."""
 
     def init(key, federation, hyper):
-        validation.require(federation, "fedfomo weighs models on")
-        own = own_models.start(key, federation)
-        uploaded = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
+        fl.validation.require(federation, "fedfomo weighs models on")
+        own = fl.own_models.start(key, federation)
+        uploaded = fl.per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
         identity = jnp.eye(federation.clients, dtype=federation.mean.dtype)
-        affinity = per_group(lambda group: identity[group.id], federation.groups)
+        affinity = fl.per_group(lambda group: identity[group.id], federation.groups)
         return State(hyper, own, own, uploaded, affinity)
 
     def arrive(key, client, federation, epsilon, pool, own) -> Arrival:
@@ -162,22 +141,22 @@ def build(config: FedFomo) -> Algorithm:
         key = jax.random.fold_in(key, EXPLORATION)
         chosen, downloaded = choose(key, affinity, pool, client.id, config.downloads, epsilon)
         tried = jnp.append(chosen, jnp.argmax(pool.id == client.id).astype(chosen.dtype))
-        so_far = validation.loss(client, b, federation)
+        so_far = fl.validation.loss(client, b, federation)
 
         def look(carry, trial):
             pull, total = carry
             place, present = trial
             other = jax.tree.map(lambda leaf: leaf[place], pool.models)
-            other = own_models.with_own_stats(other, w, config.bn_stats)
+            other = fl.own_models.with_own_stats(other, w, config.bn_stats)
             away = optax.tree.sub(other, b)
-            better = so_far - validation.loss(client, other, federation)
+            better = so_far - fl.validation.loss(client, other, federation)
             q = jnp.where(present, better / (optax.tree.norm(away.params) + EPS), 0)
             gain = jnp.maximum(q, 0)
             pull = jax.tree.map(lambda pull, away: pull + gain * away, pull, away)
             return (pull, total + gain), q
 
         nothing = jax.tree.map(jnp.zeros_like, b), jnp.zeros_like(so_far)
-        (pull, total), q = scan(look, nothing, (tried, jnp.append(downloaded, True)))
+        (pull, total), q = fl.scan(look, nothing, (tried, jnp.append(downloaded, True)))
         share = 1 / jnp.where(total > 0, total, 1)
         mixture = jax.tree.map(lambda b, pull: b + share * pull, b, pull)
         return Arrival(mixture, affinity.at[pool.id[tried]].add(q), downloaded.sum(dtype=jnp.int32))
@@ -192,25 +171,25 @@ def build(config: FedFomo) -> Algorithm:
         def client(key, client, pool, own):
             return f(key, client, arrive(key, client, federation, epsilon, pool, own))
 
-        pools = per_group(
+        pools = fl.per_group(
             lambda w, group, uploaded: Pool(w, group.id, uploaded),
             state.weights,
             federation.groups,
             state.uploaded,
         )
-        kept = (gather(of_all, cohort) for of_all in (state.weights, state.base, state.affinity))
-        return map_clients(client, key, federation, cohort, pools, tuple(zip(*kept, strict=True)))
+        kept = (fl.gather(of_all, cohort) for of_all in (state.weights, state.base, state.affinity))
+        return fl.map_clients(client, key, federation, cohort, pools, tuple(zip(*kept, strict=True)))
 
     def receive(key, state, federation, cohort):
         mixtures = on_clients(lambda key, client, arrival: arrival.weights, key, state, federation, cohort)
-        return own_models.predictors(mixtures)
+        return fl.own_models.predictors(mixtures)
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         def client(key, client, arrival):
-            loss, rows = cross_entropy(client.model), own_rows(client, federation, hyper)
-            trained = descend(loss, arrival.weights, key, rows, hyper)
+            loss, rows = fl.cross_entropy(client.model), fl.own_rows(client, federation, hyper)
+            trained = fl.descend(loss, arrival.weights, key, rows, hyper)
             base = trained.weights if config.base == "trained" else arrival.weights
             return trained.weights, base, arrival.affinity, arrival.received, trained.loss, trained.steps == 0
 
@@ -219,39 +198,28 @@ def build(config: FedFomo) -> Algorithm:
         up, down = traffic(state, federation, cohort, received)
         state = State(
             hyper,
-            scatter(state.weights, cohort, trained),
-            scatter(state.base, cohort, base),
-            scatter(state.uploaded, cohort, per_group(lambda slots: slots.mask, cohort.groups)),
-            scatter(state.affinity, cohort, affinity),
+            fl.scatter(state.weights, cohort, trained),
+            fl.scatter(state.base, cohort, base),
+            fl.scatter(state.uploaded, cohort, fl.per_group(lambda slots: slots.mask, cohort.groups)),
+            fl.scatter(state.affinity, cohort, affinity),
         )
-        return state, Info(loss, up, down, trained=own_models.predictors(trained), idle=idle)
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained), idle=idle)
 
     def traffic(state, federation, cohort, received):
         """Count the model and a row of P up, and the received models down."""
-        model = per_group(tree.scalars, own_models.message(state.weights, config.bn_stats))
-        up = sent_up(cohort, per_group(lambda model: model + federation.clients, model))
+        model = fl.per_group(fl.tree.scalars, fl.own_models.message(state.weights, config.bn_stats))
+        up = fl.sent_up(cohort, fl.per_group(lambda model: model + federation.clients, model))
 
         def down(slots, model, received):
             return {model: jnp.where(slots.mask, received, 0)}
 
-        return up, per_group(down, cohort.groups, model, received)
+        return up, fl.per_group(down, cohort.groups, model, received)
 
     def matrices(state):
         """Return P (N, N)."""
         return {"affinity": jnp.concatenate(state.affinity)}
 
-    return Algorithm(init, receive, step, own_models.personal, matrices=matrices)
+    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices)
 
 
-fedfomo = Method(
-    "fedfomo",
-    build,
-    FedFomo,
-    "clients mix the models of others by what each is worth on their validation rows",
-    "Zhang et al. 2021, arXiv:2012.08565",
-    """@inproceedings{zhang2021personalized,
-  title={Personalized Federated Learning with First Order Model Optimization},
-  author={Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and Alvarez, Jose M.},
-  booktitle={ICLR}, year={2021}}""",
-    needs=("validation",),
-)
+fedfomo = fl.Method("fedfomo", build, FedFomo, needs=("validation",))

@@ -1,4 +1,4 @@
-"""MNFL among clients of one architecture: a learned matrix mixes their parameters.
+"""Homogeneous MNFL: clients of one architecture get mixtures of each other's models, by a learned matrix.
 
 Beikmohammadi et al., the homogeneous variant. w_n is client n's flattened model, C the matrix of
 `jaxfl.mechanisms.learned_matrix`. In a round, among the clients of each architecture that take part,
@@ -23,36 +23,18 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    cohort_rows,
-    gather,
-    learned_matrix,
-    options,
-    own_models,
-    per_group,
-    scatter,
-    sent_down,
-    sent_up,
-    tree,
-    within,
-)
-from jaxfl.mechanisms.learned_matrix import BIBTEX, LearnedMatrix
-from jaxfl.mechanisms.mixing import among, ids, pairs, products, row_stochastic
+from jaxfl import fl
 
 
-@options
-class MNFLHomogeneous(LearnedMatrix):
+@fl.options
+class MNFLHomogeneous(fl.learned_matrix.LearnedMatrix):
     """Options of MNFL among clients of one architecture."""
 
     transfer: Literal["replace", "prox"] = "replace"
     """Local training starts from the teacher, or from the own model after steps towards the teacher."""
-    transfer_steps: int = within("[0, inf)", 1)
+    transfer_steps: int = fl.within("[0, inf)", 1)
     """R, steps towards the teacher under transfer="prox"."""
-    transfer_lr: float = within("[0, inf)", 0.005)
+    transfer_lr: float = fl.within("[0, inf)", 0.005)
     """eta_2, learning rate of these steps."""
 
 
@@ -60,74 +42,69 @@ class State(NamedTuple):
     """The clients' models per group (n_g, ...), and the matrix C (N, N), 0 between architectures."""
 
     hyper: MNFLHomogeneous
-    weights: PerGroup
+    weights: fl.PerGroup
     matrix: jax.Array
 
 
-def build(config: MNFLHomogeneous) -> Algorithm:
+def build(config: MNFLHomogeneous) -> fl.Algorithm:
     """Mix, train, and learn the matrix."""
 
     def init(key, federation, hyper):
-        matrix = learned_matrix.initial([group.id for group in federation.groups], federation.participants)
-        return State(hyper, own_models.start(key, federation), matrix)
+        matrix = fl.learned_matrix.initial([group.id for group in federation.groups], federation.participants)
+        return State(hyper, fl.own_models.start(key, federation), matrix)
 
     def transferred(state, federation, cohort):
         """Return the models that a cohort's clients start from, per group (k_g, ...)."""
         federation.require_all()
-        pool = among(federation, cohort)
+        pool = fl.mixing.among(federation, cohort)
 
         def of_group(own, others, i, j):
-            teacher = tree.weighted_sum(row_stochastic(pairs(state.matrix, i, j), i, j), others)
+            teacher = fl.tree.weighted_sum(
+                fl.mixing.row_stochastic(fl.mixing.pairs(state.matrix, i, j), i, j), others
+            )
             if config.transfer == "prox":
                 left = (1 - 2 * state.hyper.transfer_lr) ** config.transfer_steps
                 teacher = jax.tree.map(lambda w, wbar: wbar + left * (w - wbar), own, teacher)
-            return own_models.with_own_stats(teacher, own, config.bn_stats)
+            return fl.own_models.with_own_stats(teacher, own, config.bn_stats)
 
-        return per_group(
+        return fl.per_group(
             of_group,
-            gather(state.weights, cohort),
-            gather(state.weights, pool),
-            ids(federation, cohort),
-            ids(federation, pool),
+            fl.gather(state.weights, cohort),
+            fl.gather(state.weights, pool),
+            fl.mixing.ids(federation, cohort),
+            fl.mixing.ids(federation, pool),
         )
 
     def receive(key, state, federation, cohort):
-        return own_models.predictors(transferred(state, federation, cohort))
+        return fl.own_models.predictors(transferred(state, federation, cohort))
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         start = transferred(state, federation, cohort)
-        trained, loss = own_models.train(key, federation, cohort, start, hyper)
+        trained, loss = fl.own_models.train(key, federation, cohort, start, hyper)
         matrix = state.matrix
-        i_of, n_of = ids(federation, cohort), cohort_rows(federation, cohort)
+        i_of, n_of = fl.mixing.ids(federation, cohort), fl.cohort_rows(federation, cohort)
         all_rows, clients = (jnp.maximum(n, 1) for n in (federation.training_rows, federation.participants))
         for w, i, n, of_all, number in zip(trained, i_of, n_of, all_rows, clients, strict=True):
             gradient = distance_gradient(
-                learned_matrix.teachers(matrix, i), own_models.sent(w, config.bn_stats), n > 0
+                fl.learned_matrix.teachers(matrix, i), fl.own_models.sent(w, config.bn_stats), n > 0
             )
-            matrix = learned_matrix.learn(matrix, i, n / of_all, gradient, hyper, number)
-        models = own_models.message(state.weights, config.bn_stats)
-        findings = {"weight": learned_matrix.summary(matrix, federation)}
-        state = State(hyper, scatter(state.weights, cohort, trained), matrix)
-        up, down = sent_up(cohort, models), sent_down(cohort, models)
-        return state, Info(loss, up, down, findings, own_models.predictors(trained))
+            matrix = fl.learned_matrix.learn(matrix, i, n / of_all, gradient, hyper, number)
+        models = fl.own_models.message(state.weights, config.bn_stats)
+        findings = {"weight": fl.learned_matrix.summary(matrix, federation)}
+        state = State(hyper, fl.scatter(state.weights, cohort, trained), matrix)
+        up, down = fl.sent_up(cohort, models), fl.sent_down(cohort, models)
+        return state, fl.Info(loss, up, down, findings, fl.own_models.predictors(trained))
 
     def distance_gradient(c, w, present):
         """Return d_nm (k, k): weights c (k, k), models w (k, ...) relative to the mean of those present."""
-        centre = tree.weighted_mean(w, present.astype(c.dtype), jax.tree.map(lambda leaf: leaf[0], w))
+        centre = fl.tree.weighted_mean(w, present.astype(c.dtype), jax.tree.map(lambda leaf: leaf[0], w))
         centred = jax.tree.map(lambda leaf, middle: leaf - middle[None], w, centre)
-        away = jax.tree.map(jnp.subtract, tree.weighted_sum(c, centred), centred)
-        return 2 * products(away, centred) / tree.scalars(centre)
+        away = jax.tree.map(jnp.subtract, fl.tree.weighted_sum(c, centred), centred)
+        return 2 * fl.mixing.products(away, centred) / fl.tree.scalars(centre)
 
-    return Algorithm(init, receive, step, own_models.personal, matrices=learned_matrix.matrices)
+    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=fl.learned_matrix.matrices)
 
 
-mnfl_homogeneous = Method(
-    "mnfl-homogeneous",
-    build,
-    MNFLHomogeneous,
-    "clients of one architecture get mixtures of each other's models, by a learned matrix",
-    "Beikmohammadi et al.; KT-pFL, Zhang et al. 2021, arXiv:2111.02862",
-    BIBTEX,
-)
+mnfl_homogeneous = fl.Method("mnfl-homogeneous", build, MNFLHomogeneous)

@@ -1,4 +1,4 @@
-"""pFedSim: FedAvg first, then extractors mixed among clients with similar classifiers.
+"""pFedSim: FedAvg, then extractors mixed by the similarity of the clients' classifiers.
 
 Tan et al. 2023, "pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning",
 arXiv:2305.15706, Algorithm 1. theta_i is client i's extractor, phi_i its classifier, phi_ic the weights of
@@ -31,38 +31,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import (
-    Algorithm,
-    Cohort,
-    Info,
-    Method,
-    PerGroup,
-    Training,
-    cohort_rows,
-    gather,
-    head,
-    initial_weights,
-    options,
-    own_models,
-    per_group,
-    scatter,
-    sent_down,
-    sent_up,
-    tree,
-    within,
-)
-from jaxfl.mechanisms.class_means import require_classes_last
-from jaxfl.mechanisms.mixing import cosine_of_units, ids, pairs, put_pairs, row_stochastic
-from jaxfl.mechanisms.sharing import separate
+from jaxfl import fl
 
 SELF = 0.9999  # Phi_ii, and the upper bound of all entries
 
 
-@options
-class PFedSim(Training):
+@fl.options
+class PFedSim(fl.Training):
     """Options of pFedSim."""
 
-    generalization: float = within("[0, 1]", 0.5)
+    generalization: float = fl.within("[0, 1]", 0.5)
     """rho, share of FedAvg rounds, rounded down to whole rounds; 1 is FedAvg."""
 
 
@@ -78,13 +56,13 @@ class State(NamedTuple):
     """
 
     hyper: PFedSim
-    shared: PerGroup
-    weights: PerGroup
-    has_own: PerGroup
+    shared: fl.PerGroup
+    weights: fl.PerGroup
+    has_own: fl.PerGroup
     phi: jax.Array
 
 
-def generalises(cohort: Cohort, rho):
+def generalises(cohort: fl.Cohort, rho):
     """Return whether a round is FedAvg's, () bool: round t is if t + 1 <= rho T."""
     done = (cohort.round + 1).astype(rho.dtype)
     rounding = 1 + 2 * float(jnp.finfo(rho.dtype).eps)  # 0.29 of 100 rounds are 29
@@ -94,32 +72,34 @@ def generalises(cohort: Cohort, rho):
 def attention(phi, i, j):
     """Return a_ij (k, m), rows that sum to 1, from Phi (k, m) of the ids i (k,) and j (m,)."""
     oneself = i[:, None] == j[None]
-    return row_stochastic(-jnp.log1p(-jnp.where(oneself, SELF, jnp.minimum(phi, SELF))), i, j)
+    return fl.mixing.row_stochastic(-jnp.log1p(-jnp.where(oneself, SELF, jnp.minimum(phi, SELF))), i, j)
 
 
-def build(config: PFedSim) -> Algorithm:
+def build(config: PFedSim) -> fl.Algorithm:
     """Mix extractors, train, and average or compare."""
 
     def divide(model, w):
         """Split weights into (leaves that are personal in the second phase, theta)."""
-        return separate(w, head(model), config.bn_stats)
+        return fl.separate(w, fl.head(model), config.bn_stats)
 
     def init(key, federation, hyper):
         for model in federation.models:
-            require_classes_last(model, "pFedSim")
-        own = own_models.start(key, federation)
-        has_own = per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
+            fl.class_means.require_classes_last(model, "pFedSim")
+        own = fl.own_models.start(key, federation)
+        has_own = fl.per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
         phi = jnp.zeros((federation.clients, federation.clients), federation.mean.dtype)
-        return State(hyper, initial_weights(key, federation), own, has_own, phi)
+        return State(hyper, fl.initial_weights(key, federation), own, has_own, phi)
 
     def deployed(state, cohort):
         """Return the models of a cohort's clients, per group (k_g, ...): the global one or their own."""
 
         def of_group(shared, own, has_own):
-            w = tree.where_each(has_own, own, shared)
-            return own_models.with_own_stats(w, own, config.bn_stats)
+            w = fl.tree.where_each(has_own, own, shared)
+            return fl.own_models.with_own_stats(w, own, config.bn_stats)
 
-        return per_group(of_group, state.shared, gather(state.weights, cohort), gather(state.has_own, cohort))
+        return fl.per_group(
+            of_group, state.shared, fl.gather(state.weights, cohort), fl.gather(state.has_own, cohort)
+        )
 
     def received(state, federation, cohort):
         """Return the models that a cohort's clients start from, per group (k_g, ...)."""
@@ -128,77 +108,72 @@ def build(config: PFedSim) -> Algorithm:
             kept, _ = divide(group.model, w)
             _, theta = divide(group.model, stored)
 
-            a = attention(pairs(state.phi, i, group.id), i, group.id)
-            return tree.where_each(has_own, tree.combine(kept, tree.weighted_sum(a, theta)), w)
+            a = attention(fl.mixing.pairs(state.phi, i, group.id), i, group.id)
+            return fl.tree.where_each(has_own, fl.tree.combine(kept, fl.tree.weighted_sum(a, theta)), w)
 
         federation.require_all()
-        return per_group(
+        return fl.per_group(
             of_group,
             federation.groups,
             state.weights,
             deployed(state, cohort),
-            gather(state.has_own, cohort),
-            ids(federation, cohort),
+            fl.gather(state.has_own, cohort),
+            fl.mixing.ids(federation, cohort),
         )
 
     def receive(key, state, federation, cohort):
-        return own_models.predictors(received(state, federation, cohort))
+        return fl.own_models.predictors(received(state, federation, cohort))
 
     def personal(key, state, federation, cohort):
-        return own_models.predictors(deployed(state, cohort))
+        return fl.own_models.predictors(deployed(state, cohort))
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         start = received(state, federation, cohort)
-        trained, loss = own_models.train(key, federation, cohort, start, hyper)
+        trained, loss = fl.own_models.train(key, federation, cohort, start, hyper)
 
         generalising = generalises(cohort, hyper.generalization)
-        mean = per_group(tree.weighted_mean, trained, cohort_rows(federation, cohort), state.shared)
+        mean = fl.per_group(fl.tree.weighted_mean, trained, fl.cohort_rows(federation, cohort), state.shared)
         new = State(
             hyper,
-            tree.where(generalising, mean, state.shared),
-            scatter(state.weights, cohort, trained),
-            scatter(
-                state.has_own, cohort, per_group(lambda slots: slots.mask & ~generalising, cohort.groups)
+            fl.tree.where(generalising, mean, state.shared),
+            fl.scatter(state.weights, cohort, trained),
+            fl.scatter(
+                state.has_own, cohort, fl.per_group(lambda slots: slots.mask & ~generalising, cohort.groups)
             ),
             jnp.where(generalising, state.phi, compared(state.phi, federation, cohort, trained)),
         )
         up, down = traffic(state, federation, cohort)
-        return new, Info(loss, up, down, trained=own_models.predictors(trained))
+        return new, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
 
     def compared(phi, federation, cohort, trained):
         """Return Phi (N, N) with new entries for the pairs of a cohort whose models are `trained`."""
-        for model, w, i in zip(federation.models, trained, ids(federation, cohort), strict=True):
+        for model, w, i in zip(federation.models, trained, fl.mixing.ids(federation, cohort), strict=True):
             classifier = [w.params[name] for name in model.head.names]
-            phi = put_pairs(phi, i, i, jnp.maximum(cosine_of_units(classifier, classifier), 0))
+            phi = fl.mixing.put_pairs(
+                phi, i, i, jnp.maximum(fl.mixing.cosine_of_units(classifier, classifier), 0)
+            )
         return phi
 
     def traffic(state, federation, cohort):
         """Count the model up; down the model, or only theta for clients with their own model."""
-        whole = own_models.message(state.weights, config.bn_stats)
-        theta = per_group(lambda model, w: divide(model, w)[1], federation.models, whole)
-        down = per_group(
-            jnp.where, gather(state.has_own, cohort), sent_down(cohort, theta), sent_down(cohort, whole)
+        whole = fl.own_models.message(state.weights, config.bn_stats)
+        theta = fl.per_group(lambda model, w: divide(model, w)[1], federation.models, whole)
+        down = fl.per_group(
+            jnp.where,
+            fl.gather(state.has_own, cohort),
+            fl.sent_down(cohort, theta),
+            fl.sent_down(cohort, whole),
         )
-        return sent_up(cohort, whole), down
+        return fl.sent_up(cohort, whole), down
 
     def matrices(state):
         """Return the weights a_ij (N, N) of extractors."""
         everyone = jnp.arange(len(state.phi), dtype=jnp.int32)
         return {"weights": attention(state.phi, everyone, everyone)}
 
-    return Algorithm(init, receive, step, personal, matrices=matrices)
+    return fl.Algorithm(init, receive, step, personal, matrices=matrices)
 
 
-pfedsim = Method(
-    "pfedsim",
-    build,
-    PFedSim,
-    "FedAvg, then extractors mixed by the similarity of the clients' classifiers",
-    "Tan et al. 2023, arXiv:2305.15706",
-    """@article{tan2023pfedsim,
-  title={{pFedSim}: Similarity-Aware Model Aggregation Towards Personalized Federated Learning},
-  author={Tan, Jiahao and Zhou, Yipeng and Liu, Gang and Wang, Jessie Hui and Yu, Shui},
-  journal={arXiv preprint arXiv:2305.15706}, year={2023}}""",
-)
+pfedsim = fl.Method("pfedsim", build, PFedSim)

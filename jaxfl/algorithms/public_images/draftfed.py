@@ -1,4 +1,4 @@
-"""DraftFed: clients of any depth and width align their feature maps on a set of images that all have.
+"""DraftFed: clients of any depth and width align their feature maps on images that all have.
 
 Liao et al. 2023, "DraftFed: a draft-based personalized federated learning approach for heterogeneous
 convolutional neural networks", IEEE Transactions on Mobile Computing, doi:10.1109/TMC.2023.3283557,
@@ -30,52 +30,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Cohort,
-    Federation,
-    Info,
-    Method,
-    Model,
-    PerGroup,
-    Training,
-    cross_entropy,
-    descend,
-    gather,
-    map_clients,
-    mean,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    public_images,
-    public_rows,
-    scatter,
-    sent_down,
-    sent_up,
-    sweep,
-    tree,
-    within,
-)
-from jaxfl.core.examples import visiting
-from jaxfl.models.maps import match
+from jaxfl import fl
 
 
-@options
-class DraftFed(Training):
+@fl.options
+class DraftFed(fl.Training):
     """Options of DraftFed."""
 
-    lam1: float = within("[0, inf)", 1.0)
+    lam1: float = fl.within("[0, inf)", 1.0)
     """Weight of the first convolution's draft."""
-    lam2: float = within("[0, inf)", 1.0)
+    lam2: float = fl.within("[0, inf)", 1.0)
     """Weight of the last convolution's draft."""
-    lam3: float = within("[0, inf)", 1.0)
+    lam3: float = fl.within("[0, inf)", 1.0)
     """Weight of the logits' draft."""
-    global_size: int = within("[1, inf)", 512)
+    global_size: int = fl.within("[1, inf)", 512)
     """|G|, images of the global set; at most as many as there are public images."""
-    draft_epochs: int = within("[0, inf)", 1)
+    draft_epochs: int = fl.within("[0, inf)", 1)
     """Passes over the global set in a round."""
-    draft_batch: int = within("[1, inf)", 128)
+    draft_batch: int = fl.within("[1, inf)", 128)
     """Images per mini-batch of draft learning."""
 
 
@@ -83,7 +55,7 @@ class State(NamedTuple):
     """The clients' models per group (n_g, ...), and the order (P,) in which public images are drawn for G."""
 
     hyper: DraftFed
-    weights: PerGroup
+    weights: fl.PerGroup
     order: jax.Array
 
 
@@ -99,11 +71,11 @@ class Drafts(NamedTuple):
     logits: jax.Array
 
 
-def build(config: DraftFed) -> Algorithm:
+def build(config: DraftFed) -> fl.Algorithm:
     """Compute drafts, aggregate them, learn from them, and train locally."""
 
     def init(key, federation, hyper):
-        return State(hyper, own_models.start(key, federation), public_images.shuffled(key, federation))
+        return State(hyper, fl.own_models.start(key, federation), fl.public_images.shuffled(key, federation))
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
@@ -116,38 +88,40 @@ def build(config: DraftFed) -> Algorithm:
                 logits, _, taps = client.model.apply_with_taps(w.params, w.stats, x, depths, train=False)
                 return Drafts(dict(zip(depths, taps, strict=True)), logits)
 
-            guest = visiting(client, rows)
-            return sweep(on_batch, guest.rows, guest.size, federation)
+            guest = fl.visiting(client, rows)
+            return fl.sweep(on_batch, guest.rows, guest.size, federation)
 
         def learn(key, client, targets, w):
-            w = descend(
+            w = fl.descend(
                 draft_loss(client.model, targets, hyper),
                 w,
                 key,
-                public_rows(rows, federation, client),
+                fl.public_rows(rows, federation, client),
                 hyper,
                 epochs=config.draft_epochs,
                 batch_size=config.draft_batch,
                 phase=1,
             ).weights
-            trained = descend(cross_entropy(client.model), w, key, own_rows(client, federation, hyper), hyper)
+            trained = fl.descend(
+                fl.cross_entropy(client.model), w, key, fl.own_rows(client, federation, hyper), hyper
+            )
             return trained.weights, trained.loss
 
-        own = gather(state.weights, cohort)
-        drafts = map_clients(compute, key, federation, cohort, own=own)
+        own = fl.gather(state.weights, cohort)
+        drafts = fl.map_clients(compute, key, federation, cohort, own=own)
         targets = aggregate(drafts, federation.models, cohort)
-        trained, loss = zip(*map_clients(learn, key, federation, cohort, targets, own), strict=True)
-        return State(hyper, scatter(state.weights, cohort, trained), state.order), Info(
+        trained, loss = zip(*fl.map_clients(learn, key, federation, cohort, targets, own), strict=True)
+        return State(hyper, fl.scatter(state.weights, cohort, trained), state.order), fl.Info(
             loss,
-            up=sent_up(cohort, per_group(tree.one, drafts)),
-            down=sent_down(cohort, targets),
-            trained=own_models.predictors(trained),
+            up=fl.sent_up(cohort, fl.per_group(fl.tree.one, drafts)),
+            down=fl.sent_down(cohort, targets),
+            trained=fl.own_models.predictors(trained),
         )
 
-    return Algorithm(init, own_models.personal, step, own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
 
 
-def global_set(order, federation: Federation, size: int):
+def global_set(order, federation: fl.Federation, size: int):
     """Return G, (|G|,) int32 places in the list of public images: the first ones of `order` (P,) that fit.
 
     Images fit if their label in their data set is below the clients' number of classes. If fewer than `size`
@@ -159,39 +133,41 @@ def global_set(order, federation: Federation, size: int):
     return order[jnp.argsort(~fits)][places]
 
 
-def ends(model: Model) -> tuple[int, ...]:
+def ends(model: fl.Model) -> tuple[int, ...]:
     """Return the depths of the taps that a client aligns: its first and its last convolution."""
     return tuple(sorted({1, model.convolution_count})) if model.convolution_count else ()
 
 
-def supplied(model: Model, models: tuple[Model, ...]) -> tuple[int, ...]:
+def supplied(model: fl.Model, models: tuple[fl.Model, ...]) -> tuple[int, ...]:
     """Return the depths of the taps that a client sends: its own two, and the last of shallower models."""
     depths = {other.convolution_count for other in models}
     lasts = {depth for depth in depths if 0 < depth < model.convolution_count}
     return tuple(sorted({*ends(model), *lasts}))
 
 
-def aggregate(drafts: PerGroup, models: tuple[Model, ...], cohort: Cohort) -> PerGroup:
+def aggregate(drafts: fl.PerGroup, models: tuple[fl.Model, ...], cohort: fl.Cohort) -> fl.PerGroup:
     """Return every group's targets: means over the clients of the cohort that have such a draft."""
     counts = [slots.mask.sum() for slots in cohort.groups]
-    sums = per_group(lambda slots, of_group: tree.weighted_sum(slots.mask, of_group), cohort.groups, drafts)
+    sums = fl.per_group(
+        lambda slots, of_group: fl.tree.weighted_sum(slots.mask, of_group), cohort.groups, drafts
+    )
 
     def mean_over(groups, of_group):
-        total = tree.total(of_group(sums[g]) for g in groups)
-        return total / jnp.maximum(tree.total(counts[g] for g in groups), 1).astype(total.dtype)
+        total = fl.tree.total(of_group(sums[g]) for g in groups)
+        return total / jnp.maximum(fl.tree.total(counts[g] for g in groups), 1).astype(total.dtype)
 
     def target(model, own):
         taps = {}
         for depth in ends(model):
             shape = own.taps[depth].shape[1:]
             havers = [g for g in range(len(models)) if depth in drafts[g].taps]
-            taps[depth] = mean_over(havers, lambda s: match(s.taps[depth], shape))  # noqa: B023
+            taps[depth] = mean_over(havers, lambda s: fl.maps.match(s.taps[depth], shape))  # noqa: B023
         return Drafts(taps, mean_over(range(len(models)), lambda s: s.logits))
 
-    return per_group(target, models, sums)
+    return fl.per_group(target, models, sums)
 
 
-def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
+def draft_loss(model: fl.Model, targets: Drafts, hyper: DraftFed):
     """Return the loss between a model's drafts and their targets (eq. 3), in the form `descend` takes."""
     terms = ((1, hyper.lam1), (model.convolution_count, hyper.lam2)) if model.convolution_count else ()
 
@@ -200,26 +176,14 @@ def draft_loss(model: Model, targets: Drafts, hyper: DraftFed):
             w.params, w.stats, batch.x, ends(model), train=True, key=key, mask=batch.mask
         )
         towards = jax.nn.softmax(targets.logits[batch.position])
-        value = hyper.lam3 * mean(optax.softmax_cross_entropy(logits, towards), batch)
+        value = hyper.lam3 * fl.mean(optax.softmax_cross_entropy(logits, towards), batch)
         drafts = dict(zip(ends(model), taps, strict=True))
         for depth, lam in terms:  # a single convolution counts twice
             away = jnp.square(drafts[depth] - targets.taps[depth][batch.position]).mean((1, 2, 3))
-            value += lam * mean(away, batch)
+            value += lam * fl.mean(away, batch)
         return value, stats
 
     return loss
 
 
-draftfed = Method(
-    "draftfed",
-    build,
-    DraftFed,
-    "clients of any depth and width align their feature maps on images that all have",
-    "Liao et al. 2023, IEEE Transactions on Mobile Computing",
-    """@article{liao2023draftfed,
-  title={DraftFed: A Draft-Based Personalized Federated Learning Approach for Heterogeneous Convolutional
-         Neural Networks},
-  author={Liao, Yuying and Ma, Le and Zhou, Bin and Zhao, Xuechen and Xie, Feng},
-  journal={IEEE Transactions on Mobile Computing}, year={2023}, doi={10.1109/TMC.2023.3283557}}""",
-    needs=("public",),
-)
+draftfed = fl.Method("draftfed", build, DraftFed, needs=("public",))

@@ -26,52 +26,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    Model,
-    PerGroup,
-    Training,
-    Weights,
-    client_rate,
-    cohort_rows,
-    descend,
-    forward,
-    gather,
-    map_clients,
-    mean,
-    options,
-    own_models,
-    own_rows,
-    public_images,
-    public_rows,
-    scan,
-    scatter,
-    sent_down,
-    sent_up,
-    within,
-)
-from jaxfl.core.streams import SHARED_BATCHES
+from jaxfl import fl
 
 
-@options
-class FCCL(Training):
+@fl.options
+class FCCL(fl.Training):
     """Options of FCCL."""
 
-    public_size: int = within("[1, inf)", 3000)
+    public_size: int = fl.within("[1, inf)", 3000)
     """Public images per round; all if there are fewer."""
-    public_batch: int = within("[2, inf)", 256)
+    public_batch: int = fl.within("[2, inf)", 256)
     """B, public images per batch; a smaller last batch is dropped, unless it is the only one."""
-    public_epochs: int = within("[0, inf)", 1)
+    public_epochs: int = fl.within("[0, inf)", 1)
     """Passes over the round's public images, in the same batches."""
-    public_lr: float = client_rate("[0, inf)", 1e-3)
+    public_lr: float = fl.client_rate("[0, inf)", 1e-3)
     """Learning rate of Adam on public images."""
-    lam: float = within("[0, inf)", 0.0051)
+    lam: float = fl.within("[0, inf)", 0.0051)
     """lambda, weight of correlations between classes."""
-    pretraining_epochs: int | None = within("[0, inf)", None)
+    pretraining_epochs: int | None = fl.within("[0, inf)", None)
     """Epochs of every client alone before the first round; by default E."""
-    remember: float = within("[0, inf)", 1.0)
+    remember: float = fl.within("[0, inf)", 1.0)
     """Weight of both divergences from a client's earlier models."""
 
 
@@ -79,9 +53,9 @@ class State(NamedTuple):
     """The models w, those after the last local training and those trained alone, per group (n_g, ...)."""
 
     hyper: FCCL
-    weights: PerGroup
-    before: PerGroup
-    alone: PerGroup
+    weights: fl.PerGroup
+    before: fl.PerGroup
+    alone: fl.PerGroup
 
 
 def standardised(z):
@@ -93,11 +67,11 @@ def standardised(z):
     return jnp.where(varies, apart / jnp.sqrt(jnp.where(varies, variance, 1)), 0)
 
 
-def correlation(model: Model, target, lam):
+def correlation(model: fl.Model, target, lam):
     """Return the loss of a public batch with the mean logits (B, C) as target."""
 
     def loss(w, batch, key):
-        z, stats = forward(model, w, batch, key)
+        z, stats = fl.forward(model, w, batch, key)
         m = standardised(target[batch.position])
         c = jnp.matmul(standardised(z).T, m, precision="highest") / len(z)
         same = jnp.eye(len(c), dtype=bool)
@@ -114,36 +88,36 @@ def without_rounding(gradients, params):
     return jax.tree.map(lambda g: jnp.where(jnp.abs(g) > least, g, 0), gradients)
 
 
-def remembering(model: Model, memories: tuple[Weights, ...], weight):
+def remembering(model: fl.Model, memories: tuple[fl.Weights, ...], weight):
     """Return the loss CE(w) + weight * sum of KL(f(memory) || f(w))."""
 
     def loss(w, batch, key):
-        z, stats = forward(model, w, batch, key)
+        z, stats = fl.forward(model, w, batch, key)
         values = optax.softmax_cross_entropy_with_integer_labels(z, batch.y)
         for known in memories:
             said, _ = model.apply(known.params, known.stats, batch.x, train=False)
             values = values + weight * optax.kl_divergence(jax.nn.log_softmax(z), jax.nn.softmax(said))
-        return mean(values, batch), stats
+        return fl.mean(values, batch), stats
 
     return loss
 
 
-def build(config: FCCL) -> Algorithm:
+def build(config: FCCL) -> fl.Algorithm:
     """Train locally, then correlate."""
     epochs = config.length if config.pretraining_epochs is None else config.pretraining_epochs
 
     def init(key, federation, hyper):
-        public_images.require(federation)
-        weights = own_models.start(key, federation)
+        fl.public_images.require(federation)
+        weights = fl.own_models.start(key, federation)
         return State(hyper, weights, weights, weights)
 
     def prepare(key, state, federation, cohort):
         """Train every client alone."""
-        own = gather(state.weights, cohort)
-        weights, loss = own_models.train(key, federation, cohort, own, state.hyper, epochs=epochs)
-        weights = scatter(state.weights, cohort, weights)
+        own = fl.gather(state.weights, cohort)
+        weights, loss = fl.own_models.train(key, federation, cohort, own, state.hyper, epochs=epochs)
+        weights = fl.scatter(state.weights, cohort, weights)
         nothing = (0,) * len(weights)
-        info = Info(loss, sent_up(cohort, nothing), sent_down(cohort, nothing))
+        info = fl.Info(loss, fl.sent_up(cohort, nothing), fl.sent_down(cohort, nothing))
         return State(state.hyper, weights, weights, weights), info
 
     def step(key, state, federation, cohort):
@@ -154,31 +128,31 @@ def build(config: FCCL) -> Algorithm:
             weight = jnp.where(client.newcomer, 0, hyper.remember)
             memories = (before, alone) if epochs else (before,)
             loss = remembering(client.model, memories, weight)
-            trained = descend(loss, w, key, own_rows(client, federation, hyper), hyper)
+            trained = fl.descend(loss, w, key, fl.own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 
-        own = gather(tuple(zip(state.weights, state.before, state.alone, strict=True)), cohort)
-        weights, loss = zip(*map_clients(learn, key, federation, cohort, own=own), strict=True)
-        present = jnp.concatenate(cohort_rows(federation, cohort)) > 0
-        whole = cut(public_images.subset(key, federation, config.public_size))
+        own = fl.gather(tuple(zip(state.weights, state.before, state.alone, strict=True)), cohort)
+        weights, loss = zip(*fl.map_clients(learn, key, federation, cohort, own=own), strict=True)
+        present = jnp.concatenate(fl.cohort_rows(federation, cohort)) > 0
+        whole = cut(fl.public_images.subset(key, federation, config.public_size))
         batches = jnp.tile(whole, (config.public_epochs, 1))
 
         def correlate(weights, numbered):
             number, rows = numbered
-            batch_key = jax.random.fold_in(key, SHARED_BATCHES - number)
+            batch_key = jax.random.fold_in(key, fl.streams.SHARED_BATCHES - number)
 
             def say(key, client, nothing, w):
-                return public_images.logits(w, client, federation, rows)
+                return fl.public_images.logits(w, client, federation, rows)
 
-            logits = jnp.concatenate(map_clients(say, batch_key, federation, cohort, own=weights))
+            logits = jnp.concatenate(fl.map_clients(say, batch_key, federation, cohort, own=weights))
             target = jnp.mean(logits, 0, where=present[:, None, None])
 
             def follow(key, client, nothing, w):
-                return descend(
+                return fl.descend(
                     correlation(client.model, target, hyper.lam),
                     w,
                     key,
-                    public_rows(rows, federation, client),
+                    fl.public_rows(rows, federation, client),
                     hyper,
                     epochs=1,
                     batch_size=len(rows),
@@ -186,37 +160,26 @@ def build(config: FCCL) -> Algorithm:
                     correction=optax.stateless(without_rounding),
                 ).weights
 
-            return map_clients(follow, batch_key, federation, cohort, own=weights), None
+            return fl.map_clients(follow, batch_key, federation, cohort, own=weights), None
 
-        correlated, _ = scan(correlate, weights, (jnp.arange(len(batches), dtype=jnp.int32), batches))
+        correlated, _ = fl.scan(correlate, weights, (jnp.arange(len(batches), dtype=jnp.int32), batches))
         spoken = batches.size * federation.models[0].classes
         told = min(whole.size, batches.size)  # which images
-        up = sent_up(cohort, (spoken,) * len(weights))
-        down = sent_down(cohort, (spoken + told,) * len(weights))
+        up = fl.sent_up(cohort, (spoken,) * len(weights))
+        down = fl.sent_down(cohort, (spoken + told,) * len(weights))
         return State(
             hyper,
-            scatter(state.weights, cohort, correlated),
-            scatter(state.before, cohort, weights),
+            fl.scatter(state.weights, cohort, correlated),
+            fl.scatter(state.before, cohort, weights),
             state.alone,
-        ), Info(loss, up, down, trained=own_models.predictors(weights))
+        ), fl.Info(loss, up, down, trained=fl.own_models.predictors(weights))
 
     def cut(rows):
         """Return the public images of every batch, (batches, B)."""
         batch = min(config.public_batch, len(rows))
         return rows[: len(rows) // batch * batch].reshape(-1, batch)
 
-    return Algorithm(init, own_models.personal, step, own_models.personal, prepare=prepare)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal, prepare=prepare)
 
 
-fccl = Method(
-    "fccl",
-    build,
-    FCCL,
-    "clients of any architecture correlate their logits on public images, and do not forget",
-    "Huang et al. 2022, CVPR",
-    """@inproceedings{huang2022learn,
-  title={Learn from Others and Be Yourself in Heterogeneous Federated Learning},
-  author={Huang, Wenke and Ye, Mang and Du, Bo},
-  booktitle={CVPR}, year={2022}}""",
-    needs=("public",),
-)
+fccl = fl.Method("fccl", build, FCCL, needs=("public",))

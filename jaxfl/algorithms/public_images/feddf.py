@@ -1,4 +1,4 @@
-"""FedDF: averaged models, distilled on the server from the ensemble of all clients' models.
+"""FedDF: averages per architecture, distilled on the server from the ensemble of all clients.
 
 Lin et al. 2020, "Ensemble Distillation for Robust Model Fusion in Federated Learning", arXiv:2006.07242,
 Algorithm 3. w_a is the model of architecture a, D_r the round's public images, S_t the cohort:
@@ -14,99 +14,51 @@ exchange of predictions. The authors' code averages clients uniformly and clips 
 norm 5; here averages are weighted by n_i, and the server clips nothing. Teachers are in evaluation mode,
 students in training mode. An architecture without a client in the round is not distilled. The server has the
 images, so traffic is FedAvg's.
-
-pFedDF (MNFL, section 5.1): the same, but each client fine-tunes a copy of all layers before use.
 """
 
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import (
-    Algorithm,
-    FineTuned,
-    Method,
-    cohort_rows,
-    fine_tuning,
-    options,
-    per_group,
-    public_images,
-    sharing,
-    tree,
-)
-from jaxfl.mechanisms import ensembles
-from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
+from jaxfl import fl
 
 
-@options
-class FedDF(ServerDistillation):
+@fl.options
+class FedDF(fl.ServerDistillation):
     """Options of FedDF."""
 
 
-@options
-class PFedDF(ServerDistillation, FineTuned):
-    """Options of pFedDF."""
-
-
-def build(config: FedDF) -> Algorithm:
+def build(config: FedDF) -> fl.Algorithm:
     """Build FedAvg with distillation after it."""
-    return distilled(config, sharing(config))
+    return distilled(config, fl.sharing(config))
 
 
-def build_tuned(config: PFedDF) -> Algorithm:
-    """Build FedDF with fine-tuning before use."""
-    return distilled(config, sharing(config, tune=fine_tuning(config)))
-
-
-def distilled(config: ServerDistillation, fedavg: Algorithm) -> Algorithm:
+def distilled(config: fl.ServerDistillation, fedavg: fl.Algorithm) -> fl.Algorithm:
     """Build FedAvg whose averages are students."""
 
     def init(key, federation, hyper):
-        public_images.require_for_server(federation, federation.models, config.bn_stats)
+        fl.public_images.require_for_server(federation, federation.models, config.bn_stats)
         return fedavg.init(key, federation, hyper)
 
     def step(key, state, federation, cohort):
         averaged, info = fedavg.step(key, state, federation, cohort)
-        rows = public_images.subset(key, federation, config.public_size)
-        trained = per_group(lambda predictor: predictor.stacked, info.trained)
-        logits = client_logits(trained, federation, cohort, rows, key)
-        n = cohort_rows(federation, cohort)
-        share = tree.shares((jnp.concatenate(n) > 0).astype(logits.dtype))
+        rows = fl.public_images.subset(key, federation, config.public_size)
+        trained = fl.per_group(lambda predictor: predictor.stacked, info.trained)
+        logits = fl.client_logits(trained, federation, cohort, rows, key)
+        n = fl.cohort_rows(federation, cohort)
+        share = fl.tree.shares((jnp.concatenate(n) > 0).astype(logits.dtype))
         teacher = jax.nn.softmax(mean(logits, share) / state.hyper.temperature)
 
         def student(model, w, n):
-            return distil(model, w, teacher, rows, key, federation, state.hyper, (n > 0).any())
+            return fl.distil(model, w, teacher, rows, key, federation, state.hyper, (n > 0).any())
 
-        shared = per_group(student, federation.models, averaged.shared, n)
-        ensemble = ensembles.teachers(federation.models, trained, mean, (share,))
+        shared = fl.per_group(student, federation.models, averaged.shared, n)
+        ensemble = fl.ensembles.teachers(federation.models, trained, mean, (share,))
         return averaged._replace(shared=shared), info._replace(teacher=ensemble)
 
     def mean(logits, share):
-        return tree.weighted_sum(share, logits)
+        return fl.tree.weighted_sum(share, logits)
 
     return fedavg._replace(init=init, step=step)
 
 
-BIBTEX = """@inproceedings{lin2020ensemble,
-  title={Ensemble Distillation for Robust Model Fusion in Federated Learning},
-  author={Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
-  booktitle={NeurIPS}, year={2020}}"""
-
-feddf = Method(
-    "feddf",
-    build,
-    FedDF,
-    "averages per architecture, distilled on the server from the ensemble of all clients",
-    "Lin et al. 2020, arXiv:2006.07242",
-    BIBTEX,
-    needs=("public",),
-)
-
-pfeddf = Method(
-    "pfeddf",
-    build_tuned,
-    PFedDF,
-    "FedDF, fine-tuned by each client before use",
-    "Lin et al. 2020, arXiv:2006.07242; Beikmohammadi et al.",
-    BIBTEX,
-    needs=("public",),
-)
+feddf = fl.Method("feddf", build, FedDF, needs=("public",))

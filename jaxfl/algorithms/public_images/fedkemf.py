@@ -1,4 +1,4 @@
-"""FedKEMF: a small shared knowledge network and each client's own network teach each other.
+"""FedKEMF: a small network travels, and learns from and teaches every client's own.
 
 Yu et al. 2022, "Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion",
 arXiv:2208.07978. g is the knowledge network, the same for all clients, w_i client i's own model of any
@@ -29,36 +29,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    Model,
-    PerGroup,
-    Weights,
-    cohort_rows,
-    descend,
-    forward,
-    gather,
-    map_clients,
-    mean,
-    options,
-    own_models,
-    own_rows,
-    public_images,
-    scatter,
-    sent_down,
-    sent_up,
-    tree,
-    within,
-)
-from jaxfl.mechanisms import ensembles
-from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
+from jaxfl import fl
 from jaxfl.models import zoo
 
 
-@options
-class FedKEMF(ServerDistillation):
+@fl.options
+class FedKEMF(fl.ServerDistillation):
     """Options of FedKEMF."""
 
     knowledge: str = "smallest"
@@ -68,7 +44,7 @@ class FedKEMF(ServerDistillation):
     """Combination of clients' logits into one teacher; vote takes each class's share of clients."""
     server_start: Literal["mean", "previous"] = "mean"
     """Start of the server's training: the mean of the clients' knowledge networks, or its previous one."""
-    temperature: float = within("(0, inf)", 3.0)
+    temperature: float = fl.within("(0, inf)", 3.0)
     """T of the server's distillation."""
 
 
@@ -76,11 +52,11 @@ class State(NamedTuple):
     """The clients' own models per group (n_g, ...), and the knowledge network."""
 
     hyper: FedKEMF
-    weights: PerGroup
-    knowledge: Weights
+    weights: fl.PerGroup
+    knowledge: fl.Weights
 
 
-def network(config: FedKEMF, federation) -> Model:
+def network(config: FedKEMF, federation) -> fl.Model:
     """Return the knowledge network."""
     if config.knowledge == "smallest":
         return min(federation.models, key=lambda model: model.size)
@@ -89,9 +65,9 @@ def network(config: FedKEMF, federation) -> Model:
     return dataclasses.replace(model, convolution=first.convolution, precision=first.precision)
 
 
-def side_by_side(own: Weights, knowledge: Weights) -> Weights:
+def side_by_side(own: fl.Weights, knowledge: fl.Weights) -> fl.Weights:
     """Join both networks in one model, with prefixes to their blocks' names."""
-    return Weights(
+    return fl.Weights(
         *(
             {f"own {name}": leaves for name, leaves in mine.items()}
             | {f"knowledge {name}": leaves for name, leaves in common.items()}
@@ -100,9 +76,9 @@ def side_by_side(own: Weights, knowledge: Weights) -> Weights:
     )
 
 
-def apart(both: Weights, whose: str) -> Weights:
+def apart(both: fl.Weights, whose: str) -> fl.Weights:
     """Return one of the two networks, by the prefix of its blocks."""
-    return Weights(
+    return fl.Weights(
         *(
             {name.removeprefix(whose): leaves for name, leaves in part.items() if name.startswith(whose)}
             for part in both
@@ -110,14 +86,14 @@ def apart(both: Weights, whose: str) -> Weights:
     )
 
 
-def mutual(model: Model, knowledge: Model):
+def mutual(model: fl.Model, knowledge: fl.Model):
     """Return the loss of deep mutual learning of both networks."""
 
     def loss(both, batch, key):
         logits, stats = [], []
         for number, (network, whose) in enumerate(((model, "own "), (knowledge, "knowledge "))):
             of_network = jax.random.fold_in(key, number)  # separate dropout
-            scores, new = forward(network, apart(both, whose), batch, of_network)
+            scores, new = fl.forward(network, apart(both, whose), batch, of_network)
             logits.append(scores)
             stats.append(new)
         value = jnp.zeros(())
@@ -125,45 +101,45 @@ def mutual(model: Model, knowledge: Model):
             taught = jax.nn.softmax(jax.lax.stop_gradient(teacher))
             apart_by = optax.kl_divergence(jax.nn.log_softmax(student), taught)
             plain = optax.softmax_cross_entropy_with_integer_labels(student, batch.y)
-            value = value + mean(plain + apart_by, batch)
-        return value, side_by_side(Weights({}, stats[0]), Weights({}, stats[1])).stats
+            value = value + fl.mean(plain + apart_by, batch)
+        return value, side_by_side(fl.Weights({}, stats[0]), fl.Weights({}, stats[1])).stats
 
     return loss
 
 
-def build(config: FedKEMF) -> Algorithm:
+def build(config: FedKEMF) -> fl.Algorithm:
     """Learn from each other, then fuse on the server."""
 
     def init(key, federation, hyper):
         model = network(config, federation)
-        public_images.require_for_server(federation, [model], config.bn_stats)
+        fl.public_images.require_for_server(federation, [model], config.bn_stats)
         knowledge = model.init(jax.random.fold_in(key, len(federation.groups)))
-        return State(hyper, own_models.start(key, federation), knowledge)
+        return State(hyper, fl.own_models.start(key, federation), knowledge)
 
     def step(key, state, federation, cohort):
         hyper, knowledge = state.hyper, network(config, federation)
-        rows = public_images.subset(key, federation, config.public_size)
+        rows = fl.public_images.subset(key, federation, config.public_size)
 
         def client(key, client, g, w):
             loss, both = mutual(client.model, knowledge), side_by_side(w, g)
-            trained = descend(loss, both, key, own_rows(client, federation, hyper), hyper)
+            trained = fl.descend(loss, both, key, fl.own_rows(client, federation, hyper), hyper)
             return *(apart(trained.weights, whose) for whose in ("own ", "knowledge ")), trained.loss
 
         everywhere = (state.knowledge,) * len(federation.groups)
-        own = gather(state.weights, cohort)
-        outputs = map_clients(client, key, federation, cohort, everywhere, own)
+        own = fl.gather(state.weights, cohort)
+        outputs = fl.map_clients(client, key, federation, cohort, everywhere, own)
         weights, networks, loss = zip(*outputs, strict=True)
-        n, g = jnp.concatenate(cohort_rows(federation, cohort)), state.knowledge
-        logits = client_logits(networks, federation, cohort, rows, key, knowledge)
+        n, g = jnp.concatenate(fl.cohort_rows(federation, cohort)), state.knowledge
+        logits = fl.client_logits(networks, federation, cohort, rows, key, knowledge)
         teacher = ensemble(logits, n > 0, hyper.temperature)
         if config.server_start == "mean":
-            g = tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
-        g = distil(knowledge, g, teacher, rows, key, federation, hyper, (n > 0).any())
-        up, down = sent_up(cohort, everywhere), sent_down(cohort, everywhere)
-        state = State(hyper, scatter(state.weights, cohort, weights), g)
+            g = fl.tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
+        g = fl.distil(knowledge, g, teacher, rows, key, federation, hyper, (n > 0).any())
+        up, down = fl.sent_up(cohort, everywhere), fl.sent_down(cohort, everywhere)
+        state = State(hyper, fl.scatter(state.weights, cohort, weights), g)
         models = (knowledge,) * len(networks)
-        together = ensembles.teachers(models, networks, ensemble, (n > 0, hyper.temperature))
-        return state, Info(loss, up, down, trained=own_models.predictors(weights), teacher=together)
+        together = fl.ensembles.teachers(models, networks, ensemble, (n > 0, hyper.temperature))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(weights), teacher=together)
 
     def ensemble(logits, present, temperature):
         """Return the teacher t (R, outputs) from logits (k, R, outputs) of the clients present (k,)."""
@@ -177,18 +153,7 @@ def build(config: FedKEMF) -> Algorithm:
             e = jnp.mean(logits, 0, where=present)
         return jax.nn.softmax(e / temperature)
 
-    return Algorithm(init, own_models.personal, step, own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
 
 
-fedkemf = Method(
-    "fedkemf",
-    build,
-    FedKEMF,
-    "a small network travels, and learns from and teaches every client's own",
-    "Yu et al. 2022, arXiv:2208.07978",
-    """@article{yu2022resource,
-  title={Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion},
-  author={Yu, Sixing and Qian, Wei and Jannesari, Ali},
-  journal={arXiv:2208.07978}, year={2022}}""",
-    needs=("public",),
-)
+fedkemf = fl.Method("fedkemf", build, FedKEMF, needs=("public",))

@@ -18,82 +18,50 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    cohort_rows,
-    cross_entropy,
-    descend,
-    gather,
-    map_clients,
-    options,
-    own_rows,
-    per_group,
-    public_images,
-    public_rows,
-    scatter,
-    sent_down,
-    sent_up,
-    within,
-)
-from jaxfl.data.federation import NOBODY
-from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, exchanging
-from jaxfl.mechanisms.mixing import uniform
+from jaxfl import fl
 
 
-@options
-class FedMD(Exchange):
+@fl.options
+class FedMD(fl.Exchange):
     """Options of FedMD."""
 
     signal: Literal["prob", "logit"] = "prob"
     """Signal that clients exchange: soft predictions, compared by KL, or logits, by |difference|, which needs
     neither `temperature` nor `kl_weight`."""
-    transfer_epochs: int | None = within("[0, inf)", None)
+    transfer_epochs: int | None = fl.within("[0, inf)", None)
     """Epochs on public images before the first round, and then as many on own rows; by default E."""
 
 
-def build(config: FedMD) -> Algorithm:
+def build(config: FedMD) -> fl.Algorithm:
     """Exchange predictions with equal weights."""
     epochs = config.length if config.transfer_epochs is None else config.transfer_epochs
 
     def weigh(matrix, i, s, hyper):
-        return uniform(i != NOBODY)
+        return fl.mixing.uniform(i != fl.NOBODY)
 
     def transfer(key, state, federation, cohort):
         """Train before the first round; clients already have the public images."""
-        public_images.require(federation)
+        fl.public_images.require(federation)
         hyper = state.hyper
 
         def client(key, client, nothing, w):
-            plain, batch = cross_entropy(client.model), config.public_batch
-            known = public_rows(federation.public, federation, client)
-            rows = own_rows(client, federation, hyper)
-            w = descend(plain, w, key, known, hyper, epochs=epochs, batch_size=batch).weights
-            return descend(plain, w, key, rows, hyper, epochs=epochs, phase=1).weights
+            plain, batch = fl.cross_entropy(client.model), config.public_batch
+            known = fl.public_rows(federation.public, federation, client)
+            rows = fl.own_rows(client, federation, hyper)
+            w = fl.descend(plain, w, key, known, hyper, epochs=epochs, batch_size=batch).weights
+            return fl.descend(plain, w, key, rows, hyper, epochs=epochs, phase=1).weights
 
         weights = state.weights
         if federation.labelled:
-            trained = map_clients(client, key, federation, cohort, own=gather(weights, cohort))
-            weights = scatter(weights, cohort, trained)
+            trained = fl.map_clients(client, key, federation, cohort, own=fl.gather(weights, cohort))
+            weights = fl.scatter(weights, cohort, trained)
         nothing = (0,) * len(weights)
-        loss = per_group(jnp.zeros_like, cohort_rows(federation, cohort))
-        info = Info(loss, sent_up(cohort, nothing), sent_down(cohort, nothing))
+        loss = fl.per_group(jnp.zeros_like, fl.cohort_rows(federation, cohort))
+        info = fl.Info(loss, fl.sent_up(cohort, nothing), fl.sent_down(cohort, nothing))
         return state._replace(weights=weights), info
 
-    signal = SOFT_PREDICTIONS if config.signal == "prob" else LOGITS
-    return exchanging(config, weigh=weigh, signal=signal, prepare=transfer if epochs else None)
+    signal = fl.SOFT_PREDICTIONS if config.signal == "prob" else fl.LOGITS
+    return fl.exchanging(config, weigh=weigh, signal=signal, prepare=transfer if epochs else None)
 
 
-fedmd = Method(
-    "fedmd",
-    build,
-    FedMD,
-    "clients of any architecture learn from the mean of all predictions on public images",
-    "Li and Wang 2019, arXiv:1910.03581",
-    """@article{li2019fedmd,
-  title={{FedMD}: Heterogenous Federated Learning via Model Distillation},
-  author={Li, Daliang and Wang, Junpu},
-  journal={arXiv:1910.03581}, year={2019}}""",
-    needs=("public",),
-)
+fedmd = fl.Method("fedmd", build, FedMD, needs=("public",))

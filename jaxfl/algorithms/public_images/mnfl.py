@@ -1,4 +1,4 @@
-"""MNFL: a learned matrix sets who teaches whom, through predictions on public images.
+"""MNFL: clients of any architecture teach each other on public images, by a learned matrix.
 
 Beikmohammadi et al., "Dealing with imbalanced sources in heterogenous client distributions in federated
 learning", Algorithm 1; its algorithm is KT-pFL's (Zhang et al. 2021, arXiv:2111.02862). C[n, m] is the weight
@@ -26,20 +26,11 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxfl.authoring import (
-    Algorithm,
-    Method,
-    learned_matrix,
-    options,
-    tree,
-)
-from jaxfl.mechanisms.exchange import Exchange, RoundPredictions, exchanging
-from jaxfl.mechanisms.learned_matrix import BIBTEX, LearnedMatrix
-from jaxfl.mechanisms.mixing import products
+from jaxfl import fl
 
 
-@options
-class MNFL(Exchange, LearnedMatrix):
+@fl.options
+class MNFL(fl.Exchange, fl.learned_matrix.LearnedMatrix):
     """Options of MNFL."""
 
     matrix_loss: Literal["kl", "mse"] = "kl"
@@ -48,43 +39,35 @@ class MNFL(Exchange, LearnedMatrix):
     """Whether eq. 7 uses predictions after or before distillation."""
 
 
-def build(config: MNFL) -> Algorithm:
+def build(config: MNFL) -> fl.Algorithm:
     """Exchange predictions with weights from a matrix that the server learns."""
 
     def start(federation):
         everyone = jnp.arange(federation.clients, dtype=jnp.int32)
-        return learned_matrix.initial([everyone], [federation.participants.sum()])
+        return fl.learned_matrix.initial([everyone], [federation.participants.sum()])
 
     def weigh(matrix, i, s, hyper):
-        return learned_matrix.teachers(matrix, i)
+        return fl.learned_matrix.teachers(matrix, i)
 
-    def learn(matrix, seen: RoundPredictions, hyper):
+    def learn(matrix, seen: fl.RoundPredictions, hyper):
         """Take the step of eq. 7."""
         gradient = distance_gradient(seen.c, seen.s)
-        return learned_matrix.learn(matrix, seen.i, seen.share, gradient, hyper, seen.clients)
+        return fl.learned_matrix.learn(matrix, seen.i, seen.share, gradient, hyper, seen.clients)
 
     def distance_gradient(c, s):
         """Return d_nm of eq. 7: weights c (k, k), predictions s (k, R, outputs) -> (k, k)."""
-        t = tree.weighted_sum(c, s)
+        t = fl.tree.weighted_sum(c, s)
         if config.matrix_loss == "mse":
-            return 2 * products(t - s, s) / s[0].size
+            return 2 * fl.mixing.products(t - s, s) / s[0].size
         smallest = jnp.finfo(s.dtype).tiny
         ratio = jnp.log(jnp.maximum(t, smallest)) - jnp.log(jnp.maximum(s, smallest))
-        return products(ratio + 1, s) / s.shape[1]
+        return fl.mixing.products(ratio + 1, s) / s.shape[1]
 
     def summary(matrix, federation):
-        return {"weight": learned_matrix.summary(matrix, federation)}
+        return {"weight": fl.learned_matrix.summary(matrix, federation)}
 
     resend = config.matrix_predictions == "after"
-    return exchanging(config, start=start, weigh=weigh, learn=learn, resend=resend, summary=summary)
+    return fl.exchanging(config, start=start, weigh=weigh, learn=learn, resend=resend, summary=summary)
 
 
-mnfl = Method(
-    "mnfl",
-    build,
-    MNFL,
-    "clients of any architecture teach each other on public images, by a learned matrix",
-    "Beikmohammadi et al.; KT-pFL, Zhang et al. 2021, arXiv:2111.02862",
-    BIBTEX,
-    needs=("public",),
-)
+mnfl = fl.Method("mnfl", build, MNFL, needs=("public",))

@@ -22,11 +22,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool
-from jaxfl.mechanisms.reassembly.blocks import describe as describe_blocks
+from jaxfl import fl
 
 Anchor = Literal["random", "max", "min"]
-Choices = list[list[BlockRef]]  # C[1]..C[r*]
+Choices = list[list[fl.reassembly.BlockRef]]  # C[1]..C[r*]
 RERUNS = 10  # of a search while no candidate is small enough
 
 
@@ -39,14 +38,14 @@ class Candidate(NamedTuple):
       similarity: similarity of each block to the client's own block that it replaces, eq. 1.
     """
 
-    blocks: tuple[BlockRef, ...]
+    blocks: tuple[fl.reassembly.BlockRef, ...]
     substituted: int
     similarity: tuple[float, ...]
 
 
 def cmsr(
     client: int,
-    pool: Pool,
+    pool: fl.reassembly.Pool,
     rng: np.random.Generator,
     *,
     anchor: Anchor = "random",
@@ -74,7 +73,9 @@ def cmsr(
     return [assemble(blocks + rest, len(choices), client, pool) for blocks in chosen]
 
 
-def choose_anchor(first: BlockRef, pool: Pool, rng: np.random.Generator, rule: Anchor) -> BlockRef:
+def choose_anchor(
+    first: fl.reassembly.BlockRef, pool: fl.reassembly.Pool, rng: np.random.Generator, rule: Anchor
+) -> fl.reassembly.BlockRef:
     """Choose the block that replaces the client's first one (step 1); see `cmsr` for the rules."""
     group = [block for block in pool.blocks if block.group == first.group]
     if rule == "max":
@@ -87,7 +88,12 @@ def choose_anchor(first: BlockRef, pool: Pool, rng: np.random.Generator, rule: A
     return group[rng.integers(len(group))]
 
 
-def search(own: Sequence[BlockRef], anchor: BlockRef, pool: Pool, ordered: bool) -> Choices:
+def search(
+    own: Sequence[fl.reassembly.BlockRef],
+    anchor: fl.reassembly.BlockRef,
+    pool: fl.reassembly.Pool,
+    ordered: bool,
+) -> Choices:
     """Return the choices for each of the first r* places (step 2)."""
     choices, q = [[anchor]], anchor.index
     for block in own[1:]:
@@ -100,8 +106,12 @@ def search(own: Sequence[BlockRef], anchor: BlockRef, pool: Pool, ordered: bool)
 
 
 def generate(
-    choices: Choices, own: Sequence[BlockRef], rng: np.random.Generator, ordered: bool, most: int
-) -> list[tuple[BlockRef, ...]]:
+    choices: Choices,
+    own: Sequence[fl.reassembly.BlockRef],
+    rng: np.random.Generator,
+    ordered: bool,
+    most: int,
+) -> list[tuple[fl.reassembly.BlockRef, ...]]:
     """Draw tuples of C[1] x ... x C[r*] that satisfy the order condition, all equally likely.
 
     A random walk takes the next block with a probability proportional to the number of tuples that continue
@@ -153,7 +163,9 @@ def bounded(
     return [fallback]
 
 
-def assemble(blocks: tuple[BlockRef, ...], substituted: int, client: int, pool: Pool) -> Candidate:
+def assemble(
+    blocks: tuple[fl.reassembly.BlockRef, ...], substituted: int, client: int, pool: fl.reassembly.Pool
+) -> Candidate:
     """Return a candidate for a client; `blocks` may be fewer than the client's own."""
     place = {block: i for i, block in enumerate(pool.blocks)}
     pairs = zip(pool.own(client), blocks, strict=False)
@@ -161,14 +173,14 @@ def assemble(blocks: tuple[BlockRef, ...], substituted: int, client: int, pool: 
     return Candidate(blocks, substituted, similarity)
 
 
-def identity(client: int, pool: Pool) -> Candidate:
+def identity(client: int, pool: fl.reassembly.Pool) -> Candidate:
     """Return the client's own model as a candidate, with nothing substituted."""
     return assemble(pool.own(client), 0, client, pool)
 
 
 def describe(candidate: Candidate) -> list[dict]:
     """Return the candidate's blocks as dicts for JSON."""
-    of_blocks = zip(describe_blocks(candidate.blocks), candidate.similarity, strict=True)
+    of_blocks = zip(fl.reassembly.describe(candidate.blocks), candidate.similarity, strict=True)
     return [
         block | {"substituted": place < candidate.substituted, "similarity": similarity}
         for place, (block, similarity) in enumerate(of_blocks)

@@ -1,4 +1,4 @@
-"""pFedClub: a server takes clients' networks apart and assembles a teacher for each client.
+"""pFedClub: a server assembles a teacher for every client from blocks of all clients' networks.
 
 Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized Federated Learning", NeurIPS,
 section 3. Clients have networks of any architecture, w_m; D_p is a set of public images. In a round
@@ -13,27 +13,18 @@ and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reasse
 divergence the other way round than its source. Labels of D_p are used with ``labelled`` (eq. 2); otherwise
 eq. 3 compares two random views of each image, within mini-batches of `server_batch` images and not over all
 of D_p at once.
-
-pFedClub+ (section 4.4) keeps only candidates of at most (1 + eta) |w_m| parameters, eta > -1. If no run of
-the search finds one, the client's own model is its teacher, whatever eta is.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any
 
+from jaxfl import fl
 from jaxfl.algorithms.reassembly.cmsr import Anchor, bounded, cmsr, describe, identity
-from jaxfl.authoring import Algorithm, Method, options, within
-from jaxfl.mechanisms.reassembly.chain import is_stitch
-from jaxfl.mechanisms.reassembly.matching import match
-from jaxfl.mechanisms.reassembly.options import Reassembly
-from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.mechanisms.reassembly.server import Server, logits_of, size, timed, tuned
-from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
 
 
-@options
-class PFedClub(Reassembly):
+@fl.options
+class PFedClub(fl.reassembly.Reassembly):
     """Options of pFedClub; `candidates` is S_max, drawn at random from all candidates."""
 
     anchor: Anchor = "random"
@@ -44,15 +35,7 @@ class PFedClub(Reassembly):
     """Whether the client's own blocks complete a candidate (without: "nbc")."""
 
 
-@options
-class PFedClubPlus(PFedClub):
-    """Options of pFedClub+."""
-
-    eta: float = within("(-1, inf)", 0.1)
-    """Share by which a teacher may exceed the client's model; below 0, by which it must be smaller."""
-
-
-def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.inf) -> Algorithm:
+def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.inf) -> fl.Algorithm:
     """Learn from teachers, which the server assembles between rounds.
 
     Args:
@@ -64,15 +47,12 @@ def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.i
         bound = 1 + float(eta(server.options))
         return {client: teacher_of(config, server, client, bound) for client in server.cohort}
 
-    return learning_from_teachers(config, assemble, trains=is_stitch)
+    return fl.reassembly.learning_from_teachers(config, assemble, trains=fl.reassembly.is_stitch)
 
 
-def build_plus(config: PFedClubPlus) -> Algorithm:
-    """Build pFedClub with teachers of bounded size."""
-    return build(config, eta=lambda options: options.eta)
-
-
-def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> Teacher:
+def teacher_of(
+    config: PFedClub, server: fl.reassembly.Server, client: int, bound: float
+) -> fl.reassembly.Teacher:
     """Return client m's teacher w*_m of at most bound |w_m| parameters (sections 3.2.2 and 3.2.3)."""
     own, largest = identity(client, server.pool), bound * server.networks[client].size
 
@@ -87,39 +67,20 @@ def teacher_of(config: PFedClub, server: Server, client: int, bound: float) -> T
             most=config.candidates,
         )
 
-    with timed(server.seconds, server.parts, "search"):
-        candidates = bounded(search, lambda candidate: size(server, candidate.blocks), largest, own)
-    with timed(server.seconds, server.parts, "stitching"):
-        networks = tuned(server, [candidate.blocks for candidate in candidates])
-    with timed(server.seconds, server.parts, "matching"):
-        best, alpha = match(server.logits[client], logits_of(server, networks))
+    with fl.reassembly.timed(server.seconds, server.parts, "search"):
+        candidates = bounded(
+            search, lambda candidate: fl.reassembly.size(server, candidate.blocks), largest, own
+        )
+    with fl.reassembly.timed(server.seconds, server.parts, "stitching"):
+        networks = fl.reassembly.tuned(server, [candidate.blocks for candidate in candidates])
+    with fl.reassembly.timed(server.seconds, server.parts, "matching"):
+        best, alpha = fl.reassembly.match(server.logits[client], fl.reassembly.logits_of(server, networks))
     chosen = candidates[best]
-    return Teacher(networks[best], size(server, chosen.blocks), describe(own), describe(chosen), alpha)
+    return fl.reassembly.Teacher(
+        networks[best], fl.reassembly.size(server, chosen.blocks), describe(own), describe(chosen), alpha
+    )
 
 
-BIBTEX = """@inproceedings{wang2024pfedclub,
-  title={p{F}ed{C}lub: Controllable Heterogeneous Model Aggregation for Personalized Federated Learning},
-  author={Wang, Jiaqi and Li, Qi and Lyu, Lingjuan and Ma, Fenglong},
-  booktitle={NeurIPS}, year={2024}}"""
-
-pfedclub = Method(
-    "pfedclub",
-    build,
-    PFedClub,
-    "a server assembles a teacher for every client from blocks of all clients' networks",
-    "Wang et al. 2024, NeurIPS",
-    BIBTEX,
-    needs=("public",),
-    pictures={"assembled.png": draw_assembled},
-)
-
-pfedclub_plus = Method(
-    "pfedclub-plus",
-    build_plus,
-    PFedClubPlus,
-    "pFedClub with teachers that are hardly larger than the clients' networks",
-    "Wang et al. 2024, NeurIPS",
-    BIBTEX,
-    needs=("public",),
-    pictures={"assembled.png": draw_assembled},
+pfedclub = fl.Method(
+    "pfedclub", build, PFedClub, needs=("public",), pictures={"assembled.png": fl.reassembly.draw_assembled}
 )

@@ -1,4 +1,4 @@
-"""pFedHR: a server assembles a few networks from clients' blocks; each client gets one of them as teacher.
+"""pFedHR: a server assembles a few networks of clients' blocks; each client learns from the one most like it.
 
 Wang et al. 2023, "Towards Personalized Federated Learning via Heterogeneous Model Reassembly", NeurIPS,
 arXiv:2308.08643; its description in pFedClub, its successor; the authors' code
@@ -34,68 +34,63 @@ from typing import Literal
 
 import numpy as np
 
-from jaxfl.authoring import Algorithm, JaxflError, Method, options, within
-from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool, describe
-from jaxfl.mechanisms.reassembly.chain import every_part
-from jaxfl.mechanisms.reassembly.matching import match
-from jaxfl.mechanisms.reassembly.options import Reassembly
-from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.mechanisms.reassembly.server import Server, logits_of, size, timed, tuned
-from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers
+from jaxfl import fl
 
 
-@options
-class PFedHR(Reassembly):
+@fl.options
+class PFedHR(fl.reassembly.Reassembly):
     """Options of pFedHR; `candidates` is S, the number of networks from which all teachers are chosen."""
 
     stitch: Literal["fit", "dense"] = "dense"
     """Stitching layers: dense ones before every block, or small ones where shapes differ."""
-    shortest: int = within("[1, inf)", 4)
+    shortest: int = fl.within("[1, inf)", 4)
     """Blocks of the first candidate; each next one has one more. There are at least as many as groups."""
-    longest: int = within("[1, inf)", 6)
+    longest: int = fl.within("[1, inf)", 6)
     """Blocks of the longest candidate; the next one is again the shortest."""
 
 
-def build(config: PFedHR) -> Algorithm:
+def build(config: PFedHR) -> fl.Algorithm:
     """Learn from teachers, which the server assembles and matches between rounds."""
     if config.shortest > config.longest:
-        raise JaxflError(
+        raise fl.JaxflError(
             f"--shortest {config.shortest} is more than --longest {config.longest}; lower --shortest or "
             "raise --longest."
         )
     lengths = range(config.shortest, config.longest + 1)
 
-    def assemble(server: Server) -> dict[int, Teacher]:
-        with timed(server.seconds, server.parts, "search"):
+    def assemble(server: fl.reassembly.Server) -> dict[int, fl.reassembly.Teacher]:
+        with fl.reassembly.timed(server.seconds, server.parts, "search"):
             chosen = candidates(server.pool, server.rng, lengths, config.candidates)
-        with timed(server.seconds, server.parts, "stitching"):
-            networks = tuned(server, chosen)
-        with timed(server.seconds, server.parts, "matching"):
-            logits = logits_of(server, networks)
-            matches = {client: match(server.logits[client], logits) for client in server.cohort}
+        with fl.reassembly.timed(server.seconds, server.parts, "stitching"):
+            networks = fl.reassembly.tuned(server, chosen)
+        with fl.reassembly.timed(server.seconds, server.parts, "matching"):
+            logits = fl.reassembly.logits_of(server, networks)
+            matches = {client: fl.reassembly.match(server.logits[client], logits) for client in server.cohort}
         return {
-            client: Teacher(
+            client: fl.reassembly.Teacher(
                 networks[best],
-                size(server, chosen[best]),
-                describe(server.pool.own(client)),
-                describe(chosen[best]),
+                fl.reassembly.size(server, chosen[best]),
+                fl.reassembly.describe(server.pool.own(client)),
+                fl.reassembly.describe(chosen[best]),
                 alpha,
             )
             for client, (best, alpha) in matches.items()
         }
 
-    return learning_from_teachers(config, assemble, trains=every_part)
+    return fl.reassembly.learning_from_teachers(config, assemble, trains=fl.reassembly.every_part)
 
 
 def candidates(
-    pool: Pool, rng: np.random.Generator, lengths: Sequence[int], number: int
-) -> list[tuple[BlockRef, ...]]:
+    pool: fl.reassembly.Pool, rng: np.random.Generator, lengths: Sequence[int], number: int
+) -> list[tuple[fl.reassembly.BlockRef, ...]]:
     """Draw sequences of blocks, of these lengths in turn."""
     in_turn = itertools.islice(itertools.cycle(lengths), number)
     return [candidate(pool, rng, length) for length in in_turn]
 
 
-def candidate(pool: Pool, rng: np.random.Generator, length: int) -> tuple[BlockRef, ...]:
+def candidate(
+    pool: fl.reassembly.Pool, rng: np.random.Generator, length: int
+) -> tuple[fl.reassembly.BlockRef, ...]:
     """Draw blocks, at least one of every group and of every kind, in an order that makes a network.
 
     Convolutions come before dense blocks; each kind is ordered by the blocks' places in their own models.
@@ -112,7 +107,7 @@ def candidate(pool: Pool, rng: np.random.Generator, length: int) -> tuple[BlockR
             return tuple(sorted(blocks, key=lambda block: (block.kind != "conv", block.index)))
 
 
-def draw(pool: Pool, rng: np.random.Generator, length: int) -> list[BlockRef]:
+def draw(pool: fl.reassembly.Pool, rng: np.random.Generator, length: int) -> list[fl.reassembly.BlockRef]:
     """Draw one block of each group, and the missing number from all others; no block is drawn twice."""
     groups = [[b for b in pool.blocks if b.group == k] for k in sorted({b.group for b in pool.blocks})]
     chosen = [group[rng.integers(len(group))] for group in groups]
@@ -121,19 +116,6 @@ def draw(pool: Pool, rng: np.random.Generator, length: int) -> list[BlockRef]:
     return chosen + [others[i] for i in more]
 
 
-BIBTEX = """@inproceedings{wang2023pfedhr,
-  title={Towards Personalized Federated Learning via Heterogeneous Model Reassembly},
-  author={Wang, Jiaqi and Yang, Xingyi and Cui, Suhan and Che, Liwei and Lyu, Lingjuan and Xu, Dongkuan and
-    Ma, Fenglong},
-  booktitle={NeurIPS}, year={2023}}"""
-
-pfedhr = Method(
-    "pfedhr",
-    build,
-    PFedHR,
-    "a server assembles a few networks from clients' blocks; each client learns from the one most like it",
-    "Wang et al. 2023, arXiv:2308.08643",
-    BIBTEX,
-    needs=("public",),
-    pictures={"assembled.png": draw_assembled},
+pfedhr = fl.Method(
+    "pfedhr", build, PFedHR, needs=("public",), pictures={"assembled.png": fl.reassembly.draw_assembled}
 )

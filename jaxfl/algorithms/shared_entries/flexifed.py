@@ -27,30 +27,11 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    Model,
-    PerGroup,
-    Training,
-    cohort_rows,
-    each_client,
-    gather,
-    initial_weights,
-    options,
-    own_models,
-    per_group,
-    scatter,
-    sent_up,
-    tree,
-)
-from jaxfl.mechanisms import shared_entries
-from jaxfl.mechanisms.shared_entries import Places, beginning, in_common, layers
+from jaxfl import fl
 
 
-@options
-class FlexiFed(Training):
+@fl.options
+class FlexiFed(fl.Training):
     """Options of FlexiFed."""
 
     strategy: Literal["max-common", "clustered-common", "basic-common"] = "max-common"
@@ -62,27 +43,31 @@ class State(NamedTuple):
     """The clients' networks per group (n_g, ...)."""
 
     hyper: FlexiFed
-    weights: PerGroup
+    weights: fl.PerGroup
 
 
-def basic(models: Sequence[Model]) -> Callable:
+def basic(models: Sequence[fl.Model]) -> Callable:
     """Map a layer that all have in common to architecture 0, others to None; there is at least one."""
-    count = beginning({model: layers(model) for model in models})
+    count = fl.shared_entries.beginning({model: fl.shared_entries.layers(model) for model in models})
     return lambda g, number: 0 if number < count else None
 
 
-def clustered(models: Sequence[Model]) -> Callable:
+def clustered(models: Sequence[fl.Model]) -> Callable:
     """Map a layer that all have in common to architecture 0, others to their own architecture."""
-    count = in_common(*map(layers, models))
+    count = fl.shared_entries.in_common(*map(fl.shared_entries.layers, models))
     return lambda g, number: 0 if number < count else g
 
 
-def maximal(models: Sequence[Model]) -> Callable:
+def maximal(models: Sequence[fl.Model]) -> Callable:
     """Map layer l of architecture g to the first architecture with the same layers up to l."""
-    networks = [layers(model) for model in models]
+    networks = [fl.shared_entries.layers(model) for model in models]
 
     def owner(g, number):
-        return next(first for first, other in enumerate(networks) if in_common(other, networks[g]) > number)
+        return next(
+            first
+            for first, other in enumerate(networks)
+            if fl.shared_entries.in_common(other, networks[g]) > number
+        )
 
     return owner
 
@@ -90,49 +75,40 @@ def maximal(models: Sequence[Model]) -> Callable:
 STRATEGIES = {"basic-common": basic, "clustered-common": clustered, "max-common": maximal}
 
 
-def build(config: FlexiFed) -> Algorithm:
+def build(config: FlexiFed) -> fl.Algorithm:
     """Train own models, and average common layers."""
 
-    def common(models) -> Places:
-        places = shared_entries.whole_layers(models, STRATEGIES[config.strategy](models))
+    def common(models) -> fl.shared_entries.Places:
+        places = fl.shared_entries.whole_layers(models, STRATEGIES[config.strategy](models))
         local = config.bn_stats == "local"
         return {leaf: place for leaf, place in places.items() if not (local and leaf[1] == "stats")}
 
     def init(key, federation, hyper):
-        weights, places = initial_weights(key, federation), common(federation.models)
-        alike = shared_entries.hand_out(weights, places, weights)
-        return State(hyper, each_client(key, alike, federation))
+        weights, places = fl.initial_weights(key, federation), common(federation.models)
+        alike = fl.shared_entries.hand_out(weights, places, weights)
+        return State(hyper, fl.each_client(key, alike, federation))
 
     def step(key, state, federation, cohort):
         places, hyper = common(federation.models), state.hyper
 
-        own = gather(state.weights, cohort)
-        trained, loss = own_models.train(key, federation, cohort, own, hyper)
-        present = per_group(lambda n: (n > 0).astype(n.dtype), cohort_rows(federation, cohort))
-        one = per_group(tree.one, trained)
+        own = fl.gather(state.weights, cohort)
+        trained, loss = fl.own_models.train(key, federation, cohort, own, hyper)
+        present = fl.per_group(lambda n: (n > 0).astype(n.dtype), fl.cohort_rows(federation, cohort))
+        one = fl.per_group(fl.tree.one, trained)
         nobody = jax.tree.map(jnp.zeros_like, one)
-        means = shared_entries.mean(trained, present, places, shared_entries.shared_leaves(nobody, places))
-        merged = shared_entries.hand_out(means, places, trained)
+        means = fl.shared_entries.mean(
+            trained, present, places, fl.shared_entries.shared_leaves(nobody, places)
+        )
+        merged = fl.shared_entries.hand_out(means, places, trained)
         merged = jax.tree.map(lambda leaf, of_all: jnp.broadcast_to(leaf, of_all.shape), merged, trained)
-        up = sent_up(cohort, own_models.message(trained, config.bn_stats))
-        averaged = shared_entries.scalars_of_several(one, places, per_group(jnp.sum, present))
-        down = per_group(lambda slots, count: jnp.where(slots.mask, count, 0), cohort.groups, averaged)
-        return State(hyper, scatter(state.weights, cohort, merged)), Info(
-            loss, up, down, trained=own_models.predictors(trained)
+        up = fl.sent_up(cohort, fl.own_models.message(trained, config.bn_stats))
+        averaged = fl.shared_entries.scalars_of_several(one, places, fl.per_group(jnp.sum, present))
+        down = fl.per_group(lambda slots, count: jnp.where(slots.mask, count, 0), cohort.groups, averaged)
+        return State(hyper, fl.scatter(state.weights, cohort, merged)), fl.Info(
+            loss, up, down, trained=fl.own_models.predictors(trained)
         )
 
-    return Algorithm(init, own_models.personal, step, own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
 
 
-flexifed = Method(
-    "flexifed",
-    build,
-    FlexiFed,
-    "clients of any architecture average the first layers that their networks have in common",
-    "Wang et al. 2023, doi:10.1145/3543507.3583347",
-    """@inproceedings{wang2023flexifed,
-  title={{FlexiFed}: Personalized Federated Learning for Edge Clients with Heterogeneous Model Architectures},
-  author={Wang, Kaibin and He, Qiang and Chen, Feifei and Chen, Chunyang and Huang, Faliang and Jin, Hai and
-          Yang, Yun},
-  booktitle={WWW}, pages={2979--2990}, year={2023}}""",
-)
+flexifed = fl.Method("flexifed", build, FlexiFed)

@@ -48,44 +48,22 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl import fl
 from jaxfl.algorithms.shared_entries import hermes_pruning as pruning
 from jaxfl.algorithms.shared_entries.hermes_pruning import Mask
-from jaxfl.authoring import (
-    Algorithm,
-    Cohort,
-    Info,
-    Method,
-    PerGroup,
-    Training,
-    Weights,
-    cross_entropy,
-    descend,
-    each_client,
-    gather,
-    initial_weights,
-    map_clients,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    scatter,
-    tree,
-    validation,
-    within,
-)
 
 
-@options
-class Hermes(Training):
+@fl.options
+class Hermes(fl.Training):
     """Options of Hermes."""
 
     granularity: Literal["channel", "weight"] = "channel"
     """Prune channels of convolutions and units of dense layers, or single weights."""
-    prune: float = within("[0, 1)", 0.2)
+    prune: float = fl.within("[0, 1)", 0.2)
     """p, share of each layer's remaining channels (or weights) that a client prunes in a round."""
-    target_ratio: float = within("(0, 1]", 0.5)
+    target_ratio: float = fl.within("(0, 1]", 0.5)
     """Kept ratio of the parameters down to which a client prunes; 1 prunes nothing."""
-    threshold: float = within("[0, 1]", 0.5)
+    threshold: float = fl.within("[0, 1]", 0.5)
     """Least accuracy of the received model, on the client's validation rows, at which the client prunes."""
     rewind: bool = False
     """Whether remaining weights restart from their initial values whenever a client has pruned."""
@@ -94,7 +72,7 @@ class Hermes(Training):
 class Own(NamedTuple):
     """A client's model (0 where pruned), its mask, and the number of rounds when it last took part."""
 
-    weights: Weights
+    weights: fl.Weights
     held: Mask
     since: jax.Array
 
@@ -108,21 +86,21 @@ class Server(NamedTuple):
       initial: the weights that clients rewind to; None if they do not.
     """
 
-    mean: Weights
-    since: Weights
-    initial: Weights | None
+    mean: fl.Weights
+    since: fl.Weights
+    initial: fl.Weights | None
 
 
 class State(NamedTuple):
     """The server's and the clients' (n_g, ...) parts per group, and the number of rounds so far."""
 
     hyper: Hermes
-    server: PerGroup
-    own: PerGroup
+    server: fl.PerGroup
+    own: fl.PerGroup
     rounds: jax.Array
 
 
-def begun(server: Server, own: Own) -> Weights:
+def begun(server: Server, own: Own) -> fl.Weights:
     """Return the model that a client starts a round from: per entry the newer of the server's and its own."""
     return jax.tree.map(
         lambda held, mean, since, w: jnp.where(held & (since >= own.since), mean, w),
@@ -135,10 +113,10 @@ def begun(server: Server, own: Own) -> Weights:
 
 def kept_ratio(held: Mask):
     """Return ||m||_0 / ||1||_0 of the parameters, ()."""
-    return pruning.scalars(held.params).astype(float) / tree.scalars(held.params)
+    return pruning.scalars(held.params).astype(float) / fl.tree.scalars(held.params)
 
 
-def averaged(server: Server, sent: Mask, weights: Weights, present, now) -> Server:
+def averaged(server: Server, sent: Mask, weights: fl.Weights, present, now) -> Server:
     """Return the server after a round.
 
     Args:
@@ -149,26 +127,26 @@ def averaged(server: Server, sent: Mask, weights: Weights, present, now) -> Serv
       now: () int32, number of rounds including this one.
     """
     counted = jax.tree.map(lambda sent, w: sent.astype(w.dtype), sent, weights)
-    sums, counts = tree.weighted_sum(present, weights), tree.weighted_sum(present, counted)
+    sums, counts = fl.tree.weighted_sum(present, weights), fl.tree.weighted_sum(present, counted)
     return server._replace(
-        mean=tree.mean_of_holders(sums, counts, server.mean, least=2),
+        mean=fl.tree.mean_of_holders(sums, counts, server.mean, least=2),
         since=jax.tree.map(lambda count, since: jnp.where(count >= 2, now, since), counts, server.since),
     )
 
 
-def build(config: Hermes) -> Algorithm:
+def build(config: Hermes) -> fl.Algorithm:
     """Receive, prune, train, and average common entries."""
 
     def init(key, federation, hyper):
-        validation.require(federation, "hermes prunes by the accuracy on")
+        fl.validation.require(federation, "hermes prunes by the accuracy on")
 
         def start(g, w, own):
             never = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, jnp.int32), w)
             mask, since = federation.of_each((pruning.whole(w), jnp.int32(0)), g)
             return Server(w, never, w if config.rewind else None), Own(own, mask, since)
 
-        weights = initial_weights(key, federation)
-        groups = per_group(start, range(len(weights)), weights, each_client(key, weights, federation))
+        weights = fl.initial_weights(key, federation)
+        groups = fl.per_group(start, range(len(weights)), weights, fl.each_client(key, weights, federation))
         server, own = zip(*groups, strict=True)
         return State(hyper, server, own, jnp.int32(0))
 
@@ -176,17 +154,17 @@ def build(config: Hermes) -> Algorithm:
         def client(key, client, server, own):
             return begun(server, own)
 
-        own = gather(state.own, cohort)
-        return own_models.predictors(map_clients(client, key, federation, cohort, state.server, own))
+        own = fl.gather(state.own, cohort)
+        return fl.own_models.predictors(fl.map_clients(client, key, federation, cohort, state.server, own))
 
     def share_to_prune(client, held, w, federation, hyper):
         """Return the share that a client prunes of what is left in each layer, ()."""
         layers = pruning.kernels(client.model, held, config.granularity)
-        of_layers = pruning.scalars(layers).astype(float) / tree.scalars(held.params)
+        of_layers = pruning.scalars(layers).astype(float) / fl.tree.scalars(held.params)
         missing = jnp.clip((kept_ratio(held) - hyper.target_ratio) / of_layers, 0, 1)
         if config.granularity == "channel":  # which lose inputs and outputs
             missing = 1 - jnp.sqrt(1 - missing)
-        good = validation.accuracy(client, w, federation) >= hyper.threshold
+        good = fl.validation.accuracy(client, w, federation) >= hyper.threshold
         return jnp.where(good, jnp.minimum(hyper.prune, missing), 0)
 
     def step(key, state, federation, cohort):
@@ -198,34 +176,34 @@ def build(config: Hermes) -> Algorithm:
             held = pruning.pruned(model, own.held, w, part, config.granularity)
             if config.rewind:
                 has_pruned = pruning.scalars(held) < pruning.scalars(own.held)
-                w = tree.where(has_pruned, server.initial, w)
-            plain = cross_entropy(model)
-            trained = descend(
+                w = fl.tree.where(has_pruned, server.initial, w)
+            plain = fl.cross_entropy(model)
+            trained = fl.descend(
                 lambda w, batch, key: plain(pruning.only(held, w), batch, key),
                 pruning.only(held, w),
                 key,
-                own_rows(client, federation, hyper),
+                fl.own_rows(client, federation, hyper),
                 hyper,
             )
             # Pruned entries stay 0, without gradient or decay; BatchNorm sees zeros there.
             traffic = message(model, held), message(model, own.held)
             return Own(trained.weights, held, now), trained.loss, *traffic, kept_ratio(held)
 
-        own = gather(state.own, cohort)
-        outputs = map_clients(client, key, federation, cohort, state.server, own)
+        own = fl.gather(state.own, cohort)
+        outputs = fl.map_clients(client, key, federation, cohort, state.server, own)
         own, loss, up, down, kept = zip(*outputs, strict=True)
-        server = per_group(
+        server = fl.per_group(
             lambda server, own, slots: averaged(server, sent(own.held), own.weights, slots.mask, now),
             state.server,
             own,
             cohort.groups,
         )
-        return State(hyper, server, scatter(state.own, cohort, own), now), Info(
+        return State(hyper, server, fl.scatter(state.own, cohort, own), now), fl.Info(
             loss,
             of_those_present(up, cohort),
             of_those_present(down, cohort),
             {"kept": summary(kept, cohort)},
-            own_models.predictors(tuple(of_group.weights for of_group in own)),
+            fl.own_models.predictors(tuple(of_group.weights for of_group in own)),
         )
 
     def sent(held: Mask) -> Mask:
@@ -238,30 +216,19 @@ def build(config: Hermes) -> Algorithm:
         """Return the number of scalars of a model and its mask, () int32."""
         return pruning.scalars(sent(held)) + -(-pruning.bits(model, held, config.granularity) // 32)
 
-    return Algorithm(init, receive, step, personal=receive)
+    return fl.Algorithm(init, receive, step, personal=receive)
 
 
-def of_those_present(counts: PerGroup, cohort: Cohort) -> PerGroup:
+def of_those_present(counts: fl.PerGroup, cohort: fl.Cohort) -> fl.PerGroup:
     """Return the counts per group, (k_g,) int32, with 0 in empty places."""
-    return per_group(lambda counts, slots: jnp.where(slots.mask, counts, 0), counts, cohort.groups)
+    return fl.per_group(lambda counts, slots: jnp.where(slots.mask, counts, 0), counts, cohort.groups)
 
 
-def summary(kept: PerGroup, cohort: Cohort) -> dict:
+def summary(kept: fl.PerGroup, cohort: fl.Cohort) -> dict:
     """Return mean and least of the kept ratios (k_g,) of the round's clients."""
     ratios = jnp.concatenate(kept)
     present = jnp.concatenate([slots.mask for slots in cohort.groups])
     return {"mean": ratios.mean(where=present), "least": ratios.min(where=present, initial=1)}
 
 
-hermes = Method(
-    "hermes",
-    build,
-    Hermes,
-    "every client prunes its own network, and entries that several clients hold are averaged",
-    "Li et al. 2021, doi:10.1145/3447993.3483278",
-    """@inproceedings{li2021hermes,
-  title={Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients},
-  author={Li, Ang and Sun, Jingwei and Li, Pengcheng and Pu, Yu and Li, Hai and Chen, Yiran},
-  booktitle={ACM MobiCom}, year={2021}}""",
-    needs=("validation",),
-)
+hermes = fl.Method("hermes", build, Hermes, needs=("validation",))

@@ -16,28 +16,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import JaxflError, Model, Weights, tree
+from jaxfl import fl
 
-Mask = Weights  # of bools
+Mask = fl.Weights  # of bools
 FAINT = 1e-6  # size of the signal, far from where an activation saturates
 
 
-def whole(weights: Weights) -> Mask:
+def whole(weights: fl.Weights) -> Mask:
     """Return the full mask."""
     return jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), weights)
 
 
-def only(held: Mask, weights: Weights) -> Weights:
+def only(held: Mask, weights: fl.Weights) -> fl.Weights:
     """Return the held weights, 0 elsewhere."""
     return jax.tree.map(lambda held, w: jnp.where(held, w, 0), held, weights)
 
 
 def scalars(mask: Any) -> jax.Array:
     """Return the number of held entries of a mask or of a part of it, () int32."""
-    return tree.total([jnp.int32(0), *(held.sum(dtype=jnp.int32) for held in jax.tree.leaves(mask))])
+    return fl.tree.total([jnp.int32(0), *(held.sum(dtype=jnp.int32) for held in jax.tree.leaves(mask))])
 
 
-def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
+def kernels(model: fl.Model, weights: Any, granularity: str) -> dict[str, Any]:
     """Return the leaves of weights or a mask that are pruned, by the names of their paths.
 
     A depthwise convolution (three axes) has the channels of the layer before it, and none of its own.
@@ -45,10 +45,10 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
     Raises:
       JaxflError: if channels are to be pruned and a layer's weights are not a kernel.
     """
-    named = tree.by_path(weights.params)
+    named = fl.tree.by_path(weights.params)
     for path, leaf in named.items():
         if granularity == "channel" and leaf.ndim in (2, 4) and path[-1] != "kernel":
-            raise JaxflError(
+            raise fl.JaxflError(
                 f"Hermes prunes channels, the last axis of a kernel, but {'/'.join(path)} of {model.name} is "
                 "not a kernel; take --granularity weight."
             )
@@ -62,13 +62,13 @@ def kernels(model: Model, weights: Any, granularity: str) -> dict[str, Any]:
     }
 
 
-def bits(model: Model, weights: Weights, granularity: str) -> int:
+def bits(model: fl.Model, weights: fl.Weights, granularity: str) -> int:
     """Return the bits of a mask: one per channel, or weight, that can be pruned."""
     found = kernels(model, weights, granularity).values()
     return sum(leaf.shape[-1] if granularity == "channel" else leaf.size for leaf in found)
 
 
-def pruned(model: Model, held: Mask, weights: Weights, share, granularity: str) -> Mask:
+def pruned(model: fl.Model, held: Mask, weights: fl.Weights, share, granularity: str) -> Mask:
     """Return the mask after a client has pruned.
 
     Args:
@@ -81,7 +81,7 @@ def pruned(model: Model, held: Mask, weights: Weights, share, granularity: str) 
     chosen = kernels(model, weights, granularity)
 
     def of_leaf(path, held):
-        name = "/".join(tree.names(path))
+        name = "/".join(fl.tree.names(path))
         if name not in chosen:
             return held
         if granularity == "weight":
@@ -109,7 +109,7 @@ def largest(held, size, share):
     return held & jnp.zeros(held.size, bool).at[order].set(stays).reshape(held.shape)
 
 
-def connected(model: Model, before: Mask, after: Mask) -> Mask:
+def connected(model: fl.Model, before: Mask, after: Mask) -> Mask:
     """Return mask `after` without the entries that a signal passes only in mask `before`."""
     both = jax.tree.map(lambda *masks: jnp.stack(masks), before.params, after.params)
     passed = jax.vmap(lambda params: signal(model, after._replace(params=params)))(both)
@@ -117,22 +117,22 @@ def connected(model: Model, before: Mask, after: Mask) -> Mask:
     params = jax.tree.map(lambda held, cut: held & ~cut, after.params, cut)
     alive = {}  # the channels of each layer and norm that have anything besides a bias
     for path, held in jax.tree.leaves_with_path(params):
-        if tree.names(path)[-1] != "bias":
+        if fl.tree.names(path)[-1] != "bias":
             found = held.any(range(held.ndim - 1))
             alive[layer(path, held)] = alive.get(layer(path, held), False) | found
 
     def with_its_layer(path, held):
         return held & alive.get(layer(path, held), True) if held.ndim == 1 else held
 
-    return Weights(*(jax.tree.map_with_path(with_its_layer, part) for part in (params, after.stats)))
+    return fl.Weights(*(jax.tree.map_with_path(with_its_layer, part) for part in (params, after.stats)))
 
 
 def layer(path, leaf) -> tuple:
     """Return a key that biases, scales and statistics of the same layer and channel count share."""
-    return tree.names(path)[:-1], leaf.shape[-1:]
+    return fl.tree.names(path)[:-1], leaf.shape[-1:]
 
 
-def signal(model: Model, held: Mask) -> dict:
+def signal(model: fl.Model, held: Mask) -> dict:
     """Return the mask of held parameters that pass a signal from image to score; biases never do.
 
     All places (h, w) of a convolution's kernel pass it if one of them does: which ones do depends on padding
@@ -141,12 +141,12 @@ def signal(model: Model, held: Mask) -> dict:
     dtype = jnp.result_type(float)
 
     def positive(path, held):
-        if tree.names(path)[-1] == "bias":
+        if fl.tree.names(path)[-1] == "bias":
             return jnp.zeros(held.shape, dtype)
         return held.astype(dtype) / math.prod(held.shape[:-1])  # the mean of a layer's inputs
 
     def variance(path, held):
-        return jnp.full(held.shape, tree.names(path)[-1] == "var", dtype)
+        return jnp.full(held.shape, fl.tree.names(path)[-1] == "var", dtype)
 
     params = jax.tree.map_with_path(positive, held.params)
     stats = jax.tree.map_with_path(variance, held.stats)

@@ -40,44 +40,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl import fl
 from jaxfl.algorithms.shared_entries.static_norm import gathered, rows_of_all, unknown
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    Model,
-    PerGroup,
-    Predictor,
-    Training,
-    Weights,
-    cohort_rows,
-    descend,
-    each_client,
-    gather,
-    initial_weights,
-    map_clients,
-    mean,
-    options,
-    own_rows,
-    per_group,
-    scatter,
-    sent_down,
-    sent_up,
-    tree,
-    within,
-)
-from jaxfl.core import flops
-from jaxfl.mechanisms import shared_entries
-from jaxfl.mechanisms.class_means import require_classes_last
-from jaxfl.mechanisms.shared_entries import hand_out, shared_leaves, slices
-from jaxfl.mechanisms.sharing import separate
 
 
-@options
-class HeteroFL(Training):
+@fl.options
+class HeteroFL(fl.Training):
     """Options of HeteroFL."""
 
-    clip_norm: float | None = within("(0, inf)", 1.0)
+    clip_norm: float | None = fl.within("(0, inf)", 1.0)
     """Largest norm of a mini-batch gradient; larger ones are scaled down to it."""
     scaler: bool = True
     """Divide hidden layers' outputs by the share of channels that a client has."""
@@ -91,30 +62,32 @@ class State(NamedTuple):
     """Per group: W in the place of the widest network, None elsewhere; clients' leaves (n_g, ...)."""
 
     hyper: HeteroFL
-    shared: PerGroup
-    kept: PerGroup
+    shared: fl.PerGroup
+    kept: fl.PerGroup
 
 
-def build(config: HeteroFL) -> Algorithm:
+def build(config: HeteroFL) -> fl.Algorithm:
     """Send slices of W, and average their entries."""
 
     def divide(weights):
         """Split into (kept, shared) leaves. Static statistics are neither."""
         statistics = "local" if config.static_bn else config.bn_stats
-        kept, shared = separate(weights, lambda path: False, statistics)
+        kept, shared = fl.separate(weights, lambda path: False, statistics)
         return jax.tree.map(lambda leaf: None, kept) if config.static_bn else kept, shared
 
     def init(key, federation, hyper):
         for model in federation.models:
-            require_classes_last(model, "HeteroFL")
-        weights, places = initial_weights(key, federation), slices(federation.models)
-        kept, shared = zip(*map(divide, hand_out(weights, places, weights)), strict=True)
-        return State(hyper, shared_leaves(shared, places), each_client(key, kept, federation))
+            fl.class_means.require_classes_last(model, "HeteroFL")
+        weights, places = fl.initial_weights(key, federation), fl.shared_entries.slices(federation.models)
+        kept, shared = zip(*map(divide, fl.shared_entries.hand_out(weights, places, weights)), strict=True)
+        return State(
+            hyper, fl.shared_entries.shared_leaves(shared, places), fl.each_client(key, kept, federation)
+        )
 
     def cut_out(state, federation):
         """Return each group's slice of W, without the leaves that clients keep."""
         _, form = zip(*(divide(model.form) for model in federation.models), strict=True)
-        return hand_out(state.shared, slices(federation.models), form)
+        return fl.shared_entries.hand_out(state.shared, fl.shared_entries.slices(federation.models), form)
 
     def scalers(federation):
         """Return r of every leaf of the parameters, per group."""
@@ -123,16 +96,18 @@ def build(config: HeteroFL) -> Algorithm:
 
     def classes(federation, cohort):
         """Return the classes that clients have, (k_g, C) bool per group."""
-        clients = per_group(tree.take, federation.groups, cohort.groups)
+        clients = fl.per_group(fl.tree.take, federation.groups, cohort.groups)
         return tuple(client.class_counts > 0 for client in clients)
 
     def predictors(shared, kept, federation, cohort):
         known = classes(federation, cohort) if config.masked else (None,) * len(kept)
-        return per_group(lambda w, *own: Predictor(w, own, predict), shared, kept, known)
+        return fl.per_group(lambda w, *own: fl.Predictor(w, own, predict), shared, kept, known)
 
     def receive(key, state, federation, cohort):
-        shared, kept = cut_out(state, federation), gather(state.kept, cohort)
-        shared = per_group(lambda w, r: w._replace(params=scaled(w.params, r)), shared, scalers(federation))
+        shared, kept = cut_out(state, federation), fl.gather(state.kept, cohort)
+        shared = fl.per_group(
+            lambda w, r: w._replace(params=scaled(w.params, r)), shared, scalers(federation)
+        )
 
         def of_all(group, w):
             stats = gathered(group.model, w.params, *rows_of_all(group), federation, key)
@@ -145,9 +120,9 @@ def build(config: HeteroFL) -> Algorithm:
         if config.static_bn and config.bn_stats == "aggregate":
             if any(jax.tree.leaves(unknown(model)) for model in federation.models):
                 federation.require_all()
-            shared = per_group(of_all, federation.groups, shared)
+            shared = fl.per_group(of_all, federation.groups, shared)
         elif config.static_bn:
-            kept = map_clients(of_client, key, federation, cohort, shared, kept)
+            kept = fl.map_clients(of_client, key, federation, cohort, shared, kept)
         return predictors(shared, kept, federation, cohort)
 
     def step(key, state, federation, cohort):
@@ -156,51 +131,58 @@ def build(config: HeteroFL) -> Algorithm:
 
         def client(key, client, common, kept):
             (w, r), model = common, client.model
-            start = tree.combine(w, kept)
+            start = fl.tree.combine(w, kept)
             if config.static_bn:
                 start = start._replace(stats=unknown(model))
             known = client.class_counts > 0 if config.masked else None
-            rows = own_rows(client, federation, hyper)
-            trained = descend(objective(model, r, known), start, key, rows, hyper)
+            rows = fl.own_rows(client, federation, hyper)
+            trained = fl.descend(objective(model, r, known), start, key, rows, hyper)
             kept, shared = divide(trained.weights)
             used = trained.weights._replace(params=scaled(shared.params, r))
             if config.static_bn:
-                with flops.collect():  # this is not training
+                with fl.flops.collect():  # this is not training
                     stats = gathered(model, used.params, client.rows, client.size, federation, key)
                 used = used._replace(stats=stats)
             return kept, shared, used, trained.loss
 
-        common, own = per_group(lambda *both: both, received, scalers(federation)), gather(state.kept, cohort)
-        kept, sent, used, loss = zip(*map_clients(client, key, federation, cohort, common, own), strict=True)
+        common, own = (
+            fl.per_group(lambda *both: both, received, scalers(federation)),
+            fl.gather(state.kept, cohort),
+        )
+        kept, sent, used, loss = zip(
+            *fl.map_clients(client, key, federation, cohort, common, own), strict=True
+        )
 
         def weights(model, rows, known):
             """Return 1 for each client present; in the classifier, for each class that it has."""
             present = (rows > 0).astype(rows.dtype)
             of_blocks = dict.fromkeys(model.names, present)
             of_classes = present[:, None] * known.astype(rows.dtype)
-            return Weights(of_blocks | dict.fromkeys(model.head.names, of_classes), present)
+            return fl.Weights(of_blocks | dict.fromkeys(model.head.names, of_classes), present)
 
-        holders = per_group(weights, models, cohort_rows(federation, cohort), classes(federation, cohort))
-        shared = shared_entries.mean(sent, holders, slices(models), state.shared)
-        traffic = per_group(tree.one, sent)
-        return State(hyper, shared, scatter(state.kept, cohort, kept)), Info(
+        holders = fl.per_group(
+            weights, models, fl.cohort_rows(federation, cohort), classes(federation, cohort)
+        )
+        shared = fl.shared_entries.mean(sent, holders, fl.shared_entries.slices(models), state.shared)
+        traffic = fl.per_group(fl.tree.one, sent)
+        return State(hyper, shared, fl.scatter(state.kept, cohort, kept)), fl.Info(
             loss,
-            sent_up(cohort, traffic),
-            sent_down(cohort, traffic),
+            fl.sent_up(cohort, traffic),
+            fl.sent_down(cohort, traffic),
             trained=predictors((None,) * len(models), used, federation, cohort),
         )
 
-    return Algorithm(init, receive, step, receive)
+    return fl.Algorithm(init, receive, step, receive)
 
 
 @functools.cache
-def rates(models: tuple[Model, ...]) -> PerGroup:
+def rates(models: tuple[fl.Model, ...]) -> fl.PerGroup:
     """Return r of every leaf of the parameters, per group; 1 if not a kernel or bias of a hidden layer."""
     forms = tuple(model.form for model in models)
-    leaves, places = tree.by_path(forms), slices(models)
+    leaves, places = fl.tree.by_path(forms), fl.shared_entries.slices(models)
 
     def of_leaf(path, leaf):
-        group, _, block, *_ = name = tree.names(path)
+        group, _, block, *_ = name = fl.tree.names(path)
         # A depthwise kernel, of three axes, sums over no other channels, so nothing is missing there.
         kernel = leaves.get((*name[:-1], "kernel"))
         linear = kernel is not None and kernel.ndim in (2, 4)
@@ -220,7 +202,7 @@ def masked(logits, known):
     return logits if known is None else jnp.where(known[None], logits, 0)
 
 
-def objective(model: Model, r, known) -> Callable:
+def objective(model: fl.Model, r, known) -> Callable:
     """Return the loss CE(mask f(W / r)), in the form that `descend` takes."""
 
     def loss(w, batch, key):
@@ -228,7 +210,7 @@ def objective(model: Model, r, known) -> Callable:
             scaled(w.params, r), w.stats, batch.x, train=True, key=key, mask=batch.mask
         )
         losses = optax.softmax_cross_entropy_with_integer_labels(masked(logits, known), batch.y)
-        return mean(losses, batch), stats
+        return fl.mean(losses, batch), stats
 
     return loss
 
@@ -236,18 +218,8 @@ def objective(model: Model, r, known) -> Callable:
 def predict(model, shared, own, x):
     """Return the masked logits; the weights are scaled, and partly shared, partly the client's own."""
     kept, known = own
-    weights = tree.combine(shared, kept)
+    weights = fl.tree.combine(shared, kept)
     return masked(model.apply(weights.params, weights.stats, x, train=False)[0], known)
 
 
-heterofl = Method(
-    "heterofl",
-    build,
-    HeteroFL,
-    "clients train slices of one network, each as wide as they can afford",
-    "Diao et al. 2021, arXiv:2010.01264",
-    """@inproceedings{diao2021heterofl,
-  title={{HeteroFL}: Computation and Communication Efficient Federated Learning for Heterogeneous Clients},
-  author={Diao, Enmao and Ding, Jie and Tarokh, Vahid},
-  booktitle={ICLR}, year={2021}}""",
-)
+heterofl = fl.Method("heterofl", build, HeteroFL)

@@ -9,18 +9,18 @@ weighted uniformly, even a short last one.
 import jax
 import jax.numpy as jnp
 
-from jaxfl.authoring import Client, Federation, Model, fit, server_rows, tree
+from jaxfl import fl
 
 BATCH = 64  # images
 FAR = 2.0**64  # a start beyond all statistics: rounding hides neither them nor a batch's share
 
 
-def unknown(model: Model) -> dict:
+def unknown(model: fl.Model) -> dict:
     """Return placeholder statistics for training, where norms use those of the batch."""
     return jax.tree.map(jnp.zeros_like, model.form.stats)
 
 
-def rows_of_all(group: Client):
+def rows_of_all(group: fl.Client):
     """Return the training rows of all clients of an architecture (n m,), and the number of real ones ().
 
     Newcomers' rows do not count. Rows are sorted, so that the order of clients does not matter.
@@ -31,7 +31,7 @@ def rows_of_all(group: Client):
     return jnp.sort(rows, axis=None), size.sum(dtype=jnp.int32)
 
 
-def gathered(model: Model, params, rows, size, federation: Federation, key) -> dict:
+def gathered(model: fl.Model, params, rows, size, federation: fl.Federation, key) -> dict:
     """Gather the statistics of a network's norms over some images.
 
     Args:
@@ -66,12 +66,12 @@ def gathered(model: Model, params, rows, size, federation: Federation, key) -> d
         total = jax.tree.map(lambda leaf, found: leaf + n * found, total, of_batch(batch, key))
         return (total, count + n), jnp.zeros((), dtype)
 
-    images = server_rows(rows, size, federation)
+    images = fl.server_rows(rows, size, federation)
     carry = nothing, jnp.zeros((), dtype)
-    total, count = fit(update, carry, key, images, epochs=1, batch_size=BATCH, phase=None).carry
+    total, count = fl.fit(update, carry, key, images, epochs=1, batch_size=BATCH, phase=None).carry
 
     def mean(path, leaf):
-        without = 1.0 if tree.names(path)[-1] == "var" else 0.0
+        without = 1.0 if fl.tree.names(path)[-1] == "var" else 0.0
         return jnp.where(count > 0, leaf / jnp.maximum(count, 1), without)
 
     return jax.tree.map_with_path(mean, total)

@@ -1,4 +1,4 @@
-"""Ditto: FedAvg, plus a personal model pulled towards the global one.
+"""Ditto: FedAvg, and personal models pulled towards the global one.
 
 Li et al. 2021, arXiv:2012.04221, Algorithm 1. w is the global model, v_i client i's personal one, n_i the
 number of its training rows:
@@ -13,31 +13,16 @@ receives w and deploys v_i. The reported loss is that of w_i.
 
 from typing import Any, NamedTuple
 
-from jaxfl.authoring import (
-    Algorithm,
-    Method,
-    PerGroup,
-    Training,
-    descend,
-    gather,
-    map_clients,
-    options,
-    own_models,
-    own_rows,
-    proximal,
-    scatter,
-    sharing,
-    within,
-)
+from jaxfl import fl
 
 
-@options
-class Ditto(Training):
+@fl.options
+class Ditto(fl.Training):
     """Options of Ditto."""
 
-    lam: float = within("[0, inf)", 1.0)
+    lam: float = fl.within("[0, inf)", 1.0)
     """lambda, the pull towards the global model; at 0 the personal models train as in Local."""
-    personal_epochs: int | None = within("[1, inf)", None)
+    personal_epochs: int | None = fl.within("[1, inf)", None)
     """E_p, epochs of the personal model per round; by default E."""
 
 
@@ -45,15 +30,15 @@ class State(NamedTuple):
     """FedAvg's state, and the personal models v per group (n_g, ...)."""
 
     fedavg: Any
-    personal: PerGroup
+    personal: fl.PerGroup
 
 
-def build(config: Ditto) -> Algorithm:
+def build(config: Ditto) -> fl.Algorithm:
     """Build FedAvg for w, and proximal local training for v."""
-    fedavg = sharing(config)
+    fedavg = fl.sharing(config)
 
     def init(key, federation, hyper):
-        return State(fedavg.init(key, federation, hyper), own_models.start(key, federation))
+        return State(fedavg.init(key, federation, hyper), fl.own_models.start(key, federation))
 
     def receive(key, state, federation, cohort):
         return fedavg.receive(key, state.fedavg, federation, cohort)
@@ -62,36 +47,26 @@ def build(config: Ditto) -> Algorithm:
         hyper = state.fedavg.hyper
 
         def client(key, client, w, v):
-            return descend(
-                proximal(client.model, w, hyper.lam),
+            return fl.descend(
+                fl.proximal(client.model, w, hyper.lam),
                 v,
                 key,
-                own_rows(client, federation, hyper),
+                fl.own_rows(client, federation, hyper),
                 hyper,
                 epochs=config.personal_epochs,
                 phase=1,  # FedAvg's is 0
             ).weights
 
-        own = gather(state.personal, cohort)
-        trained = map_clients(client, key, federation, cohort, state.fedavg.shared, own)
+        own = fl.gather(state.personal, cohort)
+        trained = fl.map_clients(client, key, federation, cohort, state.fedavg.shared, own)
         averaged, info = fedavg.step(key, state.fedavg, federation, cohort)
-        state = State(averaged, scatter(state.personal, cohort, trained))
-        return state, info._replace(trained=own_models.predictors(trained))
+        state = State(averaged, fl.scatter(state.personal, cohort, trained))
+        return state, info._replace(trained=fl.own_models.predictors(trained))
 
     def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.personal, cohort)
+        return fl.own_models.of_cohort(state.personal, cohort)
 
-    return Algorithm(init, receive, step, personal)
+    return fl.Algorithm(init, receive, step, personal)
 
 
-ditto = Method(
-    "ditto",
-    build,
-    Ditto,
-    "FedAvg, and personal models pulled towards the global one",
-    "Li et al. 2021, arXiv:2012.04221",
-    """@inproceedings{li2021ditto,
-  title={Ditto: Fair and Robust Federated Learning Through Personalization},
-  author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
-  booktitle={ICML}, year={2021}}""",
-)
+ditto = fl.Method("ditto", build, Ditto)

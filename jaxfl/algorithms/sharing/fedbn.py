@@ -12,27 +12,17 @@ instead (``vit``), b_i are its scales and biases. A network without normalisatio
 FedBN is FedAvg.
 """
 
-from jaxfl.authoring import Algorithm, Method, ServerSteps, norms, options, server_steps, sharing
+from jaxfl import fl
 
 
-@options
-class FedBN(ServerSteps):
+@fl.options
+class FedBN(fl.ServerSteps):
     """Options of FedBN."""
 
 
-def build(config: FedBN) -> Algorithm:
+def build(config: FedBN) -> fl.Algorithm:
     """Keep the normalisation layers."""
-    return sharing(config, keep=norms, memory=server_steps(config))
+    return fl.sharing(config, keep=fl.norms, memory=fl.server_steps(config))
 
 
-fedbn = Method(
-    "fedbn",
-    build,
-    FedBN,
-    "FedAvg in which clients keep their batch normalisation layers",
-    "Li et al. 2021, arXiv:2102.07623",
-    """@inproceedings{li2021fedbn,
-  title={{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
-  author={Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
-  booktitle={ICLR}, year={2021}}""",
-)
+fedbn = fl.Method("fedbn", build, FedBN)

@@ -1,4 +1,4 @@
-"""FedDyn: a dynamic regulariser aligns the stationary points of clients and federation.
+"""FedDyn: FedAvg with a dynamic regulariser, which aligns the stationary points of clients and federation.
 
 Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv:2111.04263, Algorithm 1. w is
 the global model as received, S the cohort and N the number of clients of the architecture. g_i is client i's
@@ -21,43 +21,28 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Means,
-    Memory,
-    Method,
-    Model,
-    Participant,
-    Trained,
-    Training,
-    Weights,
-    local_training,
-    options,
-    proximal,
-    sharing,
-    within,
-)
+from jaxfl import fl
 
 
-@options
-class FedDyn(Training):
+@fl.options
+class FedDyn(fl.Training):
     """Options of FedDyn."""
 
-    alpha: float = within("[0, inf)", 0.01)
+    alpha: float = fl.within("[0, inf)", 0.01)
     """Strength of the regulariser; as it goes to 0, clients train as in FedAvg."""
-    clip_norm: float | None = within("(0, inf)", 10.0)
+    clip_norm: float | None = fl.within("(0, inf)", 10.0)
     """Largest norm of a mini-batch gradient; larger ones are scaled down to it."""
 
 
-def zeros(model: Model, w: Weights, hyper: FedDyn):
+def zeros(model: fl.Model, w: fl.Weights, hyper: FedDyn):
     """Return the initial g_i, or h / alpha."""
     return jax.tree.map(jnp.zeros_like, w.params)
 
 
-def objective(participant: Participant, blocks):
+def objective(participant: fl.Participant, blocks):
     """Return the loss CE(w_i) - <g_i, w_i> + alpha/2 ||w_i - w||^2."""
     g_i = participant.memory
-    near = proximal(participant.model, participant.received, participant.hyper.alpha, blocks)
+    near = fl.proximal(participant.model, participant.received, participant.hyper.alpha, blocks)
 
     def loss(w_i, batch, key):
         value, stats = near(w_i, batch, key)
@@ -66,34 +51,23 @@ def objective(participant: Participant, blocks):
     return loss
 
 
-def dual(participant: Participant, trained: Trained):
+def dual(participant: fl.Participant, trained: fl.Trained):
     """Return g_i after the round, and no message for the server."""
     alpha, w, w_i = participant.hyper.alpha, participant.received.params, trained.weights.params
     return jax.tree.map(lambda g, w, w_i: g - alpha * (w_i - w), participant.memory, w, w_i), None
 
 
-def aggregate(w: Weights, h, means: Means, hyper: FedDyn):
+def aggregate(w: fl.Weights, h, means: fl.Means, hyper: FedDyn):
     """Update w and the server's h / alpha."""
     mean, share = means.shared, means.participation
     h = jax.tree.map(lambda h, mean, w: h - share * (mean - w), h, mean.params, w.params)
     return mean._replace(params=optax.tree.sub(mean.params, h)), h
 
 
-def build(config: FedDyn) -> Algorithm:
+def build(config: FedDyn) -> fl.Algorithm:
     """Build FedAvg with another loss and a memory of clients and server."""
-    memory = Memory(zeros, zeros, update=dual, aggregate=aggregate, by_rows=False)
-    return sharing(config, train=local_training(config, objective=objective), memory=memory)
+    memory = fl.Memory(zeros, zeros, update=dual, aggregate=aggregate, by_rows=False)
+    return fl.sharing(config, train=fl.local_training(config, objective=objective), memory=memory)
 
 
-feddyn = Method(
-    "feddyn",
-    build,
-    FedDyn,
-    "FedAvg with a dynamic regulariser, which aligns the stationary points of clients and federation",
-    "Acar et al. 2021, arXiv:2111.04263",
-    """@inproceedings{acar2021federated,
-  title={Federated Learning Based on Dynamic Regularization},
-  author={Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew and Whatmough, Paul and
-          Saligrama, Venkatesh},
-  booktitle={ICLR}, year={2021}}""",
-)
+feddyn = fl.Method("feddyn", build, FedDyn)

@@ -1,4 +1,4 @@
-"""FedPer: a shared extractor under personal heads, trained jointly.
+"""FedPer: a shared extractor, personal heads, trained jointly.
 
 Arivazhagan et al. 2019, arXiv:1912.00818, Algorithms 1-2. theta is the extractor, phi_i client i's head, n_i
 the number of its training rows:
@@ -14,32 +14,21 @@ mixed ResNets, which does not say where its "base layers" end.
 import functools
 from typing import Literal
 
-from jaxfl.authoring import Algorithm, FineTuning, Method, fine_tuning, head, options, sharing
-from jaxfl.mechanisms.shared_entries import first_layers
+from jaxfl import fl
 
 
-@options
-class FedPer(FineTuning):
+@fl.options
+class FedPer(fl.FineTuning):
     """Options of FedPer."""
 
     share: Literal["body", "prefix"] = "body"
     """The extractor, within each architecture, or its first layers, those that all architectures share."""
 
 
-def build(config: FedPer) -> Algorithm:
+def build(config: FedPer) -> fl.Algorithm:
     """Keep the head, or all layers except the common ones."""
-    method = functools.partial(sharing, config, tune=fine_tuning(config))
-    return method(keep=head) if config.share == "body" else first_layers(method)
+    method = functools.partial(fl.sharing, config, tune=fl.fine_tuning(config))
+    return method(keep=fl.head) if config.share == "body" else fl.shared_entries.first_layers(method)
 
 
-fedper = Method(
-    "fedper",
-    build,
-    FedPer,
-    "a shared extractor, personal heads, trained jointly",
-    "Arivazhagan et al. 2019, arXiv:1912.00818",
-    """@article{arivazhagan2019federated,
-  title={Federated Learning with Personalization Layers},
-  author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
-  journal={arXiv:1912.00818}, year={2019}}""",
-)
+fedper = fl.Method("fedper", build, FedPer)

@@ -12,47 +12,26 @@ paper's gamma) are not simulated. The paper tries mu in {0.001, 0.01, 0.1, 1}; m
 The reported loss contains the term with mu.
 """
 
-from jaxfl.authoring import (
-    Algorithm,
-    Method,
-    ServerSteps,
-    local_training,
-    options,
-    proximal,
-    server_steps,
-    sharing,
-    within,
-)
+from jaxfl import fl
 
 
-@options
-class FedProx(ServerSteps):
+@fl.options
+class FedProx(fl.ServerSteps):
     """Options of FedProx."""
 
-    mu: float = within("[0, inf)", 0.01)
+    mu: float = fl.within("[0, inf)", 0.01)
     """Pull towards the received model; 0 is FedAvg."""
 
 
-def build(config: FedProx) -> Algorithm:
+def build(config: FedProx) -> fl.Algorithm:
     """Build FedAvg with another loss."""
 
     def objective(participant, blocks):
         """Return the loss CE(w) + mu/2 ||w - w^t||^2."""
-        return proximal(participant.model, participant.received, participant.hyper.mu, blocks)
+        return fl.proximal(participant.model, participant.received, participant.hyper.mu, blocks)
 
-    train = local_training(config, objective=objective)
-    return sharing(config, train=train, memory=server_steps(config))
+    train = fl.local_training(config, objective=objective)
+    return fl.sharing(config, train=train, memory=fl.server_steps(config))
 
 
-fedprox = Method(
-    "fedprox",
-    build,
-    FedProx,
-    "FedAvg in which clients stay near the model that they received",
-    "Li et al. 2020, arXiv:1812.06127",
-    """@inproceedings{li2020federated,
-  title={Federated Optimization in Heterogeneous Networks},
-  author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and
-          Smith, Virginia},
-  booktitle={MLSys}, year={2020}}""",
-)
+fedprox = fl.Method("fedprox", build, FedProx)

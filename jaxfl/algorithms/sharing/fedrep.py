@@ -1,4 +1,4 @@
-"""FedRep: a shared extractor under personal heads, trained in turn.
+"""FedRep: a shared extractor, personal heads, trained in turn.
 
 Collins et al. 2021, arXiv:2102.07078, Algorithm 1. theta is the extractor, phi_i client i's head, n_i the
 number of its training rows:
@@ -13,46 +13,25 @@ of the body as in other methods, so that all bodies of a comparison see as much 
 the paper's balance, five epochs in all, of which the body gets the last: ``head_epochs=4,epochs=1``.
 """
 
-from jaxfl.authoring import (
-    Algorithm,
-    FineTuning,
-    Method,
-    Phase,
-    fine_tuning,
-    head,
-    local_training,
-    options,
-    sharing,
-    within,
-)
+from jaxfl import fl
 
 
-@options
-class FedRep(FineTuning):
+@fl.options
+class FedRep(fl.FineTuning):
     """Options of FedRep."""
 
-    head_epochs: int = within("[1, inf)", 1)
+    head_epochs: int = fl.within("[1, inf)", 1)
     """E_h, epochs of the head, before the body trains for `epochs`."""
 
 
-def build(config: FedRep) -> Algorithm:
+def build(config: FedRep) -> fl.Algorithm:
     """Keep the head; train it, then the body."""
 
     def phases(model):
-        return Phase(model.head.names, config.head_epochs), Phase(model.body.names, config.length)
+        return fl.Phase(model.head.names, config.head_epochs), fl.Phase(model.body.names, config.length)
 
-    train = local_training(config, phases=phases)
-    return sharing(config, keep=head, train=train, tune=fine_tuning(config))
+    train = fl.local_training(config, phases=phases)
+    return fl.sharing(config, keep=fl.head, train=train, tune=fl.fine_tuning(config))
 
 
-fedrep = Method(
-    "fedrep",
-    build,
-    FedRep,
-    "a shared extractor, personal heads, trained in turn",
-    "Collins et al. 2021, arXiv:2102.07078",
-    """@inproceedings{collins2021exploiting,
-  title={Exploiting Shared Representations for Personalized Federated Learning},
-  author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
-  booktitle={ICML}, year={2021}}""",
-)
+fedrep = fl.Method("fedrep", build, FedRep)

@@ -1,4 +1,4 @@
-"""FedRoD: a generic head trained on balanced softmax, and a personal head on the rest.
+"""FedRoD: a generic head on balanced softmax, a personal head on the rest.
 
 Chen and Chao 2022, arXiv:2107.00778, section 4 (linear personal head). f is the extractor, G the generic
 and P_i the personal head, n_i the number of client i's training rows and n_ic that of class c. For each
@@ -17,35 +17,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    JaxflError,
-    Method,
-    Training,
-    local_training,
-    mean,
-    options,
-    require_plain_head,
-    sharing,
-    tree,
-    within,
-)
+from jaxfl import fl
 
 
-@options
-class FedRoD(Training):
+@fl.options
+class FedRoD(fl.Training):
     """Options of FedRoD."""
 
-    gamma: float = within("[0, inf)", 1.0)
+    gamma: float = fl.within("[0, inf)", 1.0)
     """Exponent of the class counts in balanced softmax; 0 is plain cross-entropy."""
 
 
-def build(config: FedRoD) -> Algorithm:
+def build(config: FedRoD) -> fl.Algorithm:
     """Add to the model a block "personal", the second head, which stays on the client."""
-    return sharing(
+    return fl.sharing(
         config,
         keep=lambda model: lambda path: path[1] == "personal",
-        train=local_training(config, objective=two_heads),
+        train=fl.local_training(config, objective=two_heads),
         extend=with_personal_head,
         predict=predict,
     )
@@ -53,9 +41,11 @@ def build(config: FedRoD) -> Algorithm:
 
 def with_personal_head(key, model, weights, hyper):
     """Add P_i, a copy of G."""
-    require_plain_head(model)
+    fl.require_plain_head(model)
     if "personal" in model.names:
-        raise JaxflError(f"FedRoD adds a block personal, but {model.name} has one; give that another name.")
+        raise fl.JaxflError(
+            f"FedRoD adds a block personal, but {model.name} has one; give that another name."
+        )
     (head,) = model.head.names
     return weights._replace(params=weights.params | {"personal": weights.params[head]})
 
@@ -74,7 +64,7 @@ def two_heads(participant, blocks):
         # A large negative number stands for log 0: -inf times gamma = 0 would be NaN.
         log_n = jnp.where(n > 0, jnp.log(jnp.maximum(n, 1)), -1e9)
         balanced = generic + participant.hyper.gamma * log_n[None]
-        value = mean(cross_entropy(balanced, batch.y) + cross_entropy(both, batch.y), batch)
+        value = fl.mean(cross_entropy(balanced, batch.y) + cross_entropy(both, batch.y), batch)
         return value, stats | new_stats
 
     return loss
@@ -93,19 +83,9 @@ def personal_head(model, params, z, **training):
 
 def predict(model, shared, own, x):
     """Return G(z) + P_i(z)."""
-    params, stats = tree.combine(shared, own)
+    params, stats = fl.tree.combine(shared, own)
     z, _ = model.body.apply(params, stats, x, train=False)
     return generic_head(model, params, z, train=False) + personal_head(model, params, z, train=False)
 
 
-fedrod = Method(
-    "fedrod",
-    build,
-    FedRoD,
-    "a generic head on balanced softmax, a personal head on the rest",
-    "Chen and Chao 2022, arXiv:2107.00778",
-    """@inproceedings{chen2022bridging,
-  title={On Bridging Generic and Personalized Federated Learning for Image Classification},
-  author={Chen, Hong-You and Chao, Wei-Lun},
-  booktitle={ICLR}, year={2022}}""",
-)
+fedrod = fl.Method("fedrod", build, FedRoD)

@@ -1,4 +1,4 @@
-"""LG-FedAvg: local representations, a global head.
+"""LG-FedAvg: local extractors, one global head.
 
 Liang et al. 2020, arXiv:2001.01523, Algorithm 1. theta_i is client i's extractor, n_i the number of its
 training rows, phi the shared head:
@@ -10,28 +10,17 @@ The authors start from a FedAvg checkpoint and keep each client's best model on 
 common initial weights and keep the last model.
 """
 
-from jaxfl.authoring import Algorithm, FineTuning, Method, body, fine_tuning, options, sharing
+from jaxfl import fl
 
 
-@options
-class LGFedAvg(FineTuning):
+@fl.options
+class LGFedAvg(fl.FineTuning):
     """Options of LG-FedAvg."""
 
 
-def build(config: LGFedAvg) -> Algorithm:
+def build(config: LGFedAvg) -> fl.Algorithm:
     """Keep the extractor."""
-    return sharing(config, keep=body, tune=fine_tuning(config))
+    return fl.sharing(config, keep=fl.body, tune=fl.fine_tuning(config))
 
 
-lg_fedavg = Method(
-    "lg-fedavg",
-    build,
-    LGFedAvg,
-    "local extractors, one global head",
-    "Liang et al. 2020, arXiv:2001.01523",
-    """@article{liang2020think,
-  title={Think Locally, Act Globally: Federated Learning with Local and Global Representations},
-  author={Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. and
-          Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe},
-  journal={arXiv:2001.01523}, year={2020}}""",
-)
+lg_fedavg = fl.Method("lg-fedavg", build, LGFedAvg)

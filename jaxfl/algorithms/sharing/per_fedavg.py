@@ -30,33 +30,19 @@ from typing import Literal
 import jax
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Memory,
-    Method,
-    Participant,
-    Steps,
-    Training,
-    Weights,
-    cross_entropy,
-    descend,
-    options,
-    own_rows,
-    sharing,
-    within,
-)
+from jaxfl import fl
 
 
-@options
-class PerFedAvg(Training):
+@fl.options
+class PerFedAvg(fl.Training):
     """Options of Per-FedAvg."""
 
     variant: Literal["fo", "hf", "exact"] = "fo"
     """Second derivatives: dropped, from differences of gradients, or exact."""
-    alpha: float | None = within("[0, inf)", None)
+    alpha: float | None = fl.within("[0, inf)", None)
     """Learning rate of the inner step and of the adaptation before use; by default lr, which in rounds may
     be on a schedule."""
-    delta: float = within("(0, inf)", 1e-3)
+    delta: float = fl.within("(0, inf)", 1e-3)
     """Step size of the differences under variant="hf"."""
     adapt: Literal["step", "epoch"] = "step"
     """Adaptation of a copy before use: one step on one batch, or one epoch of steps."""
@@ -67,14 +53,14 @@ def inner_rate(hyper: PerFedAvg):
     return hyper.lr if hyper.alpha is None else hyper.alpha
 
 
-def meta_loss(participant: Participant, variant: str):
+def meta_loss(participant: fl.Participant, variant: str):
     """Return the loss f(w~; b') of w on batches (b, b'[, b'']), with the gradient of the variant."""
-    plain, hyper = cross_entropy(participant.model), participant.hyper
+    plain, hyper = fl.cross_entropy(participant.model), participant.hyper
     alpha, stop = inner_rate(hyper), jax.lax.stop_gradient
 
     def loss(w, batches, key):
         def f(params, part):
-            return plain(Weights(params, w.stats), batches[part], jax.random.fold_in(key, part))
+            return plain(fl.Weights(params, w.stats), batches[part], jax.random.fold_in(key, part))
 
         start = w.params if variant == "exact" else stop(w.params)
         inner, _ = jax.grad(f, has_aux=True)(start, 0)
@@ -92,39 +78,28 @@ def meta_loss(participant: Participant, variant: str):
     return loss
 
 
-def build(config: PerFedAvg) -> Algorithm:
+def build(config: PerFedAvg) -> fl.Algorithm:
     """Build FedAvg with another loss on independent batches, and an adaptation before use."""
     batches = 3 if config.variant == "hf" else 2
 
     def train(key, participant, federation):
-        rows = own_rows(participant.client, federation, participant.hyper)
+        rows = fl.own_rows(participant.client, federation, participant.hyper)
         loss = meta_loss(participant, config.variant)
-        return descend(loss, participant.received, key, (rows,) * batches, participant.hyper)
+        return fl.descend(loss, participant.received, key, (rows,) * batches, participant.hyper)
 
     def adapt(key, participant, federation):
         hyper = dataclasses.replace(participant.hyper, clip_norm=None)
-        return descend(
-            cross_entropy(participant.model),
+        return fl.descend(
+            fl.cross_entropy(participant.model),
             participant.received,
             key,
-            own_rows(participant.client, federation, hyper),
+            fl.own_rows(participant.client, federation, hyper),
             hyper,
-            epochs=Steps(1) if config.adapt == "step" else 1,
+            epochs=fl.Steps(1) if config.adapt == "step" else 1,
             optimizer=optax.sgd(inner_rate(hyper)),
         )
 
-    return sharing(config, train=train, tune=adapt, memory=Memory(by_rows=False))
+    return fl.sharing(config, train=train, tune=adapt, memory=fl.Memory(by_rows=False))
 
 
-per_fedavg = Method(
-    "per-fedavg",
-    build,
-    PerFedAvg,
-    "a global model that one step on a client's own data turns into a good one (MAML)",
-    "Fallah et al. 2020, arXiv:2002.07948",
-    """@inproceedings{fallah2020personalized,
-  title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-         Approach},
-  author={Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
-  booktitle={NeurIPS}, year={2020}}""",
-)
+per_fedavg = fl.Method("per-fedavg", build, PerFedAvg)

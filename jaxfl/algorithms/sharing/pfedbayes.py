@@ -1,4 +1,4 @@
-"""pFedBayes: every client has a distribution over weights, tied to a global one by their divergence.
+"""pFedBayes: every client has a distribution over weights, near a global one by their divergence.
 
 Zhang et al. 2022, "Personalized Federated Learning via Variational Bayesian Inference", arXiv:2206.07977,
 Algorithm 1. All weights are independent and normal, N(mu, softplus(rho)^2); q_i is the distribution of client
@@ -32,60 +32,29 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    Predictor,
-    Training,
-    Weights,
-    client_rate,
-    cohort_rows,
-    cross_entropy,
-    each_client,
-    fit,
-    gather,
-    improve,
-    initial_weights,
-    local_optimizer,
-    map_and_sum,
-    norms,
-    options,
-    own_rows,
-    per_group,
-    scatter,
-    sent_down,
-    sent_up,
-    steps_of,
-    tree,
-    within,
-)
-from jaxfl.mechanisms.inner_steps import inner_steps
-from jaxfl.mechanisms.mixing import ids
-from jaxfl.mechanisms.sharing import no_leaf, separate
+from jaxfl import fl
 
 
-@options
-class PFedBayes(Training):
+@fl.options
+class PFedBayes(fl.Training):
     """Options of pFedBayes."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     """Optimiser of personal and global distribution, made anew for each client in each round."""
-    lr: float = client_rate("(0, inf)", 1e-3)
+    lr: float = fl.client_rate("(0, inf)", 1e-3)
     """Learning rate of both distributions."""
-    weight_decay: float = within("[0, inf)", 0.0)
+    weight_decay: float = fl.within("[0, inf)", 0.0)
     """Weight decay of mu, rho and BatchNorm's leaves; the divergence takes its place."""
-    zeta: float = within("[0, inf)", 10.0)
+    zeta: float = fl.within("[0, inf)", 10.0)
     """Weight of the divergence, divided by E_n; clients with few mini-batches, or large networks, need less.
     At 0 every client learns on its own."""
-    repeats: int = within("[1, inf)", 5)
+    repeats: int = fl.within("[1, inf)", 5)
     """R, steps of the personal distribution on every mini-batch."""
-    rho_0: float = within("[-60, 60]", -3.0)
+    rho_0: float = fl.within("[-60, 60]", -3.0)
     """Initial rho; standard deviations start at softplus(rho_0)."""
-    eps_scale: float = within("[0, inf)", 1.0)
+    eps_scale: float = fl.within("[0, inf)", 1.0)
     """Standard deviation of eps; the authors' code has 0.001, which is hardly any noise."""
-    samples: int = within("[0, inf)", 0)
+    samples: int = fl.within("[0, inf)", 0)
     """Models drawn per prediction, whose probabilities are averaged; 0 predicts with the mean weights."""
 
 
@@ -112,16 +81,16 @@ class State(NamedTuple):
     """`Weights` of a `Posterior` per group: the global ones, and the clients' (n_g, ...)."""
 
     hyper: PFedBayes
-    shared: PerGroup
-    personal: PerGroup
+    shared: fl.PerGroup
+    personal: fl.PerGroup
 
 
-def initial_posterior(model, weights: Weights, rho_0) -> Weights:
+def initial_posterior(model, weights: fl.Weights, rho_0) -> fl.Weights:
     """Return the posterior before the first round."""
-    point, mean = tree.split(weights, norms(model))
+    point, mean = fl.tree.split(weights, fl.norms(model))
     rho = jax.tree.map(lambda mu: jnp.full_like(mu, rho_0), mean.params)
     params: Any = Posterior(Gaussian(mean.params, rho), point.params)
-    return Weights(params, weights.stats)
+    return fl.Weights(params, weights.stats)
 
 
 def sampled(posterior: Posterior, key, scale) -> dict:
@@ -129,7 +98,7 @@ def sampled(posterior: Posterior, key, scale) -> dict:
     mu, rho = posterior.gaussian
     eps = optax.tree.random_like(key, mu)
     w = jax.tree.map(lambda mu, rho, eps: mu + jax.nn.softplus(rho) * (scale * eps), mu, rho, eps)
-    return tree.combine(w, posterior.point)
+    return fl.tree.combine(w, posterior.point)
 
 
 def divergence(q: Gaussian, p: Gaussian):
@@ -141,88 +110,88 @@ def divergence(q: Gaussian, p: Gaussian):
         # In this form gradients are exactly 0 at q = p; Adam would turn rounding errors into full steps.
         return (jnp.expm1(wider) - wider + ((mu - mu_p) / sigma_p) ** 2).sum() / 2
 
-    return tree.total(jax.tree.leaves(jax.tree.map(of_leaf, *q, *p)))
+    return fl.tree.total(jax.tree.leaves(jax.tree.map(of_leaf, *q, *p)))
 
 
 def free_energy(model, q: Gaussian, weight, scale):
     """Return the loss of q_i, which also gives the mean of -log p."""
-    plain = cross_entropy(model)
+    plain = fl.cross_entropy(model)
 
     def loss(q_i, batch, key):
-        value, stats = plain(Weights(sampled(q_i.params, key, scale), q_i.stats), batch, key)
+        value, stats = plain(fl.Weights(sampled(q_i.params, key, scale), q_i.stats), batch, key)
         rows = batch.mask.sum().astype(value.dtype)
         return rows * value + weight * divergence(q_i.params.gaussian, q), stats, value
 
     return loss
 
 
-def build(config: PFedBayes) -> Algorithm:
+def build(config: PFedBayes) -> fl.Algorithm:
     """Keep personal distributions, and average copies of the global one."""
 
     def divide(model, weights):
         """Split into (statistics that stay on a client, leaves that are sent)."""
-        return separate(weights, no_leaf(model), config.bn_stats)
+        return fl.separate(weights, fl.no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
         def of_group(model, weights, own):
             sent = divide(model, initial_posterior(model, weights, hyper.rho_0))[1]
             return sent, initial_posterior(model, own, hyper.rho_0)
 
-        weights = initial_weights(key, federation)
-        begun = per_group(of_group, federation.models, weights, each_client(key, weights, federation))
+        weights = fl.initial_weights(key, federation)
+        begun = fl.per_group(of_group, federation.models, weights, fl.each_client(key, weights, federation))
         return State(hyper, *zip(*begun, strict=True))
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         def client(key, client, received, own):
-            optimizer = local_optimizer(hyper)
-            E_n = steps_of(client.size, client.model, hyper)
+            optimizer = fl.local_optimizer(hyper)
+            E_n = fl.steps_of(client.size, client.model, hyper)
             weight = hyper.zeta / jnp.maximum(E_n, 1).astype(hyper.zeta.dtype)
 
             def update(carry, batch, key):
                 q_i, q, opt_state_i, opt_state = carry
                 energy = free_energy(client.model, q, weight, hyper.eps_scale)
-                q_i, opt_state_i, loss = inner_steps(
+                q_i, opt_state_i, loss = fl.inner_steps(
                     energy, q_i, opt_state_i, batch, key, steps=config.repeats, optimizer=optimizer
                 )
-                q, opt_state, _, _ = improve(
+                q, opt_state, _, _ = fl.improve(
                     lambda q: (weight * divergence(q_i.params.gaussian, q), None), q, opt_state, optimizer
                 )
                 return (q_i, q, opt_state_i, opt_state), loss
 
             q = received.params.gaussian
             q_i = own._replace(params=Posterior(own.params.gaussian, received.params.point))
-            (q_i, q, _, _), loss, _ = fit(
+            (q_i, q, _, _), loss, _ = fl.fit(
                 update,
                 (q_i, q, optimizer.init(q_i.params), optimizer.init(q)),
                 key,
-                own_rows(client, federation, hyper),
+                fl.own_rows(client, federation, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
             )
             sent = q_i._replace(params=Posterior(q, q_i.params.point))
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)
 
-        own = gather(state.personal, cohort)
-        shares = per_group(tree.shares, cohort_rows(federation, cohort))
-        trained, change = map_and_sum(client, key, federation, cohort, shares, state.shared, own)
+        own = fl.gather(state.personal, cohort)
+        shares = fl.per_group(fl.tree.shares, fl.cohort_rows(federation, cohort))
+        trained, change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
         q_i, loss = zip(*trained, strict=True)
-        shared = per_group(optax.tree.add, state.shared, change)
-        up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
+        shared = fl.per_group(optax.tree.add, state.shared, change)
+        up, down = fl.sent_up(cohort, state.shared), fl.sent_down(cohort, state.shared)
         nothing = (None,) * len(q_i)
         trained = predictors(key, hyper, federation, cohort, nothing, q_i)
-        return State(hyper, shared, scatter(state.personal, cohort, q_i)), Info(
+        return State(hyper, shared, fl.scatter(state.personal, cohort, q_i)), fl.Info(
             loss, up, down, trained=trained
         )
 
     def receive(key, state, federation, cohort):
-        own = gather(state.personal, cohort)
-        statistics = per_group(lambda model, q_i: divide(model, q_i)[0], federation.models, own)
+        own = fl.gather(state.personal, cohort)
+        statistics = fl.per_group(lambda model, q_i: divide(model, q_i)[0], federation.models, own)
         return predictors(key, state.hyper, federation, cohort, state.shared, statistics)
 
     def personal(key, state, federation, cohort):
-        own, nothing = gather(state.personal, cohort), (None,) * len(state.personal)
+        own, nothing = fl.gather(state.personal, cohort), (None,) * len(state.personal)
         return predictors(key, state.hyper, federation, cohort, nothing, own)
 
     def predictors(key, hyper, federation, cohort, shared, own):
@@ -231,14 +200,14 @@ def build(config: PFedBayes) -> Algorithm:
         def of_group(shared, own, i):
             of_clients = jax.vmap(jax.random.fold_in, (None, 0))(key, i)
             stream = jax.random.key_data(of_clients) if config.samples else None
-            return Predictor((shared, hyper.eps_scale), (own, stream), predict)
+            return fl.Predictor((shared, hyper.eps_scale), (own, stream), predict)
 
-        return per_group(of_group, shared, own, ids(federation, cohort))
+        return fl.per_group(of_group, shared, own, fl.mixing.ids(federation, cohort))
 
     def predict(model, shared, own, x):
         """Return logits of the mean weights, or logarithms of the samples' mean probabilities."""
         (common, scale), (mine, stream) = shared, own
-        posterior, stats = tree.combine(common, mine)
+        posterior, stats = fl.tree.combine(common, mine)
 
         def logits(params):
             return model.apply(params, stats, x, train=False)[0]
@@ -248,21 +217,11 @@ def build(config: PFedBayes) -> Algorithm:
             return jax.nn.log_softmax(logits(sampled(posterior, key, scale)))
 
         if config.samples == 0:
-            return logits(tree.combine(posterior.gaussian.mu, posterior.point))
+            return logits(fl.tree.combine(posterior.gaussian.mu, posterior.point))
         scores = jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32))
         return jax.nn.logsumexp(scores, axis=0) - math.log(config.samples)
 
-    return Algorithm(init, receive, step, personal)
+    return fl.Algorithm(init, receive, step, personal)
 
 
-pfedbayes = Method(
-    "pfedbayes",
-    build,
-    PFedBayes,
-    "every client has a distribution over weights, near a global one by their divergence",
-    "Zhang et al. 2022, arXiv:2206.07977",
-    """@inproceedings{zhang2022personalized,
-  title={Personalized Federated Learning via Variational {Bayesian} Inference},
-  author={Zhang, Xu and Li, Yinchuan and Li, Wenpeng and Guo, Kaiyang and Shao, Yunfeng},
-  booktitle={ICML}, year={2022}}""",
-)
+pfedbayes = fl.Method("pfedbayes", build, PFedBayes)

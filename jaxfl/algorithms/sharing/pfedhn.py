@@ -1,4 +1,4 @@
-"""pFedHN: a hypernetwork on the server generates every client's model from the client's embedding.
+"""pFedHN: a hypernetwork on the server generates every client's model from an embedding.
 
 Shamsian et al. 2021, "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, Algorithm 1.
 h is the hypernetwork of an architecture, psi its parameters, v_i the embedding of client i,
@@ -22,54 +22,26 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    Predictor,
-    Training,
-    Weights,
-    cohort_rows,
-    cross_entropy,
-    descend,
-    each_client,
-    flops,
-    gather,
-    initial_weights,
-    map_clients,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    predict,
-    scatter,
-    sent_down,
-    sent_up,
-    tree,
-    within,
-)
-from jaxfl.mechanisms.sharing import separate
-from jaxfl.models.hypernetwork import Hypernetwork, generating
+from jaxfl import fl
 
 
-@options
-class PFedHN(Training):
+@fl.options
+class PFedHN(fl.Training):
     """Options of pFedHN."""
 
-    embedding: int | None = within("[1, inf)", None)
+    embedding: int | None = fl.within("[1, inf)", None)
     """d, size of an embedding; by default 1 + N/4, rounded down, for N clients."""
-    hidden: int = within("[1, inf)", 100)
+    hidden: int = fl.within("[1, inf)", 100)
     """Units of the hypernetwork's hidden layers."""
-    depth: int = within("[0, inf)", 3)
+    depth: int = fl.within("[0, inf)", 3)
     """Number of the hypernetwork's hidden layers after the first."""
-    server_lr: float = within("(0, inf)", 0.01)
+    server_lr: float = fl.within("(0, inf)", 0.01)
     """Learning rate of hypernetwork and embeddings."""
-    server_momentum: float = within("[0, 1)", 0.9)
+    server_momentum: float = fl.within("[0, 1)", 0.9)
     """Momentum of hypernetwork and embeddings."""
-    server_weight_decay: float = within("[0, inf)", 1e-3)
+    server_weight_decay: float = fl.within("[0, inf)", 1e-3)
     """Weight decay of hypernetwork and embeddings."""
-    server_clip_norm: float = within("(0, inf)", 50.0)
+    server_clip_norm: float = fl.within("(0, inf)", 50.0)
     """Largest norm of their gradient; larger ones are scaled down to it."""
 
 
@@ -98,16 +70,16 @@ class State(NamedTuple):
     """
 
     hyper: PFedHN
-    server: PerGroup
-    stats: PerGroup
-    own_stats: PerGroup
+    server: fl.PerGroup
+    stats: fl.PerGroup
+    own_stats: fl.PerGroup
 
 
-def build(config: PFedHN) -> Algorithm:
+def build(config: PFedHN) -> fl.Algorithm:
     """Generate, train, and pull the differences back through the hypernetwork."""
 
     def hypernetwork(model):
-        return Hypernetwork(model, config.hidden, config.depth)
+        return fl.hypernetwork.Hypernetwork(model, config.hidden, config.depth)
 
     def optimizer(hyper):
         return optax.chain(
@@ -117,7 +89,7 @@ def build(config: PFedHN) -> Algorithm:
 
     def divide(w):
         """Split a model's statistics into (its own, the shared ones)."""
-        return separate(w._replace(params={}), lambda path: False, config.bn_stats)
+        return fl.separate(w._replace(params={}), lambda path: False, config.bn_stats)
 
     def init(key, federation, hyper):
         d = config.embedding or 1 + federation.clients // 4
@@ -127,31 +99,33 @@ def build(config: PFedHN) -> Algorithm:
             v = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(key_v, i), (d,)))(group.id)
             psi: Any = hypernetwork(group.model).init(key_psi, v[0])["params"]
             if federation.initial:
-                psi = generating(psi, federation.initial[g].shared.params)
+                psi = fl.hypernetwork.generating(psi, federation.initial[g].shared.params)
             start = optimizer(hyper).init
             return Server(psi, v, (start(psi), start(v)))
 
-        own, shared = zip(*map(divide, initial_weights(key, federation)), strict=True)
-        own = each_client(key, own, federation)
-        return State(hyper, per_group(server, federation.groups, range(len(own))), shared, own)
+        own, shared = zip(*map(divide, fl.initial_weights(key, federation)), strict=True)
+        own = fl.each_client(key, own, federation)
+        return State(hyper, fl.per_group(server, federation.groups, range(len(own))), shared, own)
 
-    def generated(model, shared, own) -> Weights:
+    def generated(model, shared, own) -> fl.Weights:
         """Return a client's model before training, with parameters h(v; psi)."""
         (psi, stats), (v, own_stats) = shared, own
-        return tree.combine(stats, own_stats)._replace(params=hypernetwork(model).apply({"params": psi}, v))
+        return fl.tree.combine(stats, own_stats)._replace(
+            params=hypernetwork(model).apply({"params": psi}, v)
+        )
 
     def origins(state, cohort):
         """Return the inputs of generation: those that all clients share, and the cohort's own (k_g, ...)."""
-        shared = per_group(lambda server, stats: (server.psi, stats), state.server, state.stats)
-        own = per_group(lambda server, stats: (server.v, stats), state.server, state.own_stats)
-        return shared, gather(own, cohort)
+        shared = fl.per_group(lambda server, stats: (server.psi, stats), state.server, state.stats)
+        own = fl.per_group(lambda server, stats: (server.v, stats), state.server, state.own_stats)
+        return shared, fl.gather(own, cohort)
 
     def receive(key, state, federation, cohort):
         def predict_generated(model, shared, own, x):
-            return predict(model, None, generated(model, shared, own), x)
+            return fl.predict(model, None, generated(model, shared, own), x)
 
         shared, own = origins(state, cohort)
-        return per_group(lambda shared, own: Predictor(shared, own, predict_generated), shared, own)
+        return fl.per_group(lambda shared, own: fl.Predictor(shared, own, predict_generated), shared, own)
 
     def serve(model, server, slots, dw, hyper):
         """Take the server's step along the sum of the weighted dw (k_g, ...), with its gradient clipped."""
@@ -162,16 +136,16 @@ def build(config: PFedHN) -> Algorithm:
         def pulled_back(psi, v, dw):
             return jax.vjp(models, psi, v)[1](dw)
 
-        inputs = server.psi, tree.take(server.v, slots)
+        inputs = server.psi, fl.tree.take(server.v, slots)
         # The models were generated once before training, and are again for the gradient.
-        of_slots = flops.of(models, *inputs) + flops.of(pulled_back, *inputs, dw)
-        flops.add(of_slots / slots.mask.size * slots.mask.sum().astype(float))
+        of_slots = fl.flops.of(models, *inputs) + fl.flops.of(pulled_back, *inputs, dw)
+        fl.flops.add(of_slots / slots.mask.size * slots.mask.sum().astype(float))
         gradient: Any = pulled_back(*inputs, dw)
         gradient, _ = optax.clip_by_global_norm(hyper.server_clip_norm).update(gradient, optax.EmptyState())
         psi, state_psi = stepped(server.psi, gradient[0], server.opt_state[0], hyper)
-        v, state_v = tree.take((server.v, server.opt_state[1]), slots)  # absent clients' v stays
+        v, state_v = fl.tree.take((server.v, server.opt_state[1]), slots)  # absent clients' v stays
         stepped_v = stepped(v, gradient[1], state_v, hyper)
-        v, state_v = tree.put((server.v, server.opt_state[1]), slots, stepped_v)
+        v, state_v = fl.tree.put((server.v, server.opt_state[1]), slots, stepped_v)
         return Server(psi, v, (state_psi, state_v))
 
     def stepped(at, gradient, opt_state, hyper):
@@ -183,42 +157,32 @@ def build(config: PFedHN) -> Algorithm:
 
         def client(key, client, shared, own):
             w = generated(client.model, shared, own)
-            rows = own_rows(client, federation, hyper)
-            trained = descend(cross_entropy(client.model), w, key, rows, hyper)
+            rows = fl.own_rows(client, federation, hyper)
+            trained = fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper)
             return optax.tree.sub(w.params, trained.weights.params), trained.weights, trained.loss
 
         def of_group(model, server, stats, slots, n, dw, trained):
             """Return server and shared statistics after the round, and the clients' own statistics."""
             own, shared = divide(trained)
-            share = tree.shares(n)
+            share = fl.tree.shares(n)
             dw = jax.tree.map(lambda d: d * share.reshape(-1, *[1] * (d.ndim - 1)), dw)
-            after = serve(model, server, slots, dw, hyper), tree.weighted_mean(shared, n, stats)
-            return *tree.where((n > 0).any(), after, (server, stats)), own
+            after = serve(model, server, slots, dw, hyper), fl.tree.weighted_mean(shared, n, stats)
+            return *fl.tree.where((n > 0).any(), after, (server, stats)), own
 
-        outputs = map_clients(client, key, federation, cohort, *origins(state, cohort))
+        outputs = fl.map_clients(client, key, federation, cohort, *origins(state, cohort))
         dw, trained, loss = zip(*outputs, strict=True)
-        n = cohort_rows(federation, cohort)
+        n = fl.cohort_rows(federation, cohort)
         groups = federation.models, state.server, state.stats, cohort.groups, n, dw, trained
-        server, stats, own = zip(*per_group(of_group, *groups), strict=True)
-        sent = per_group(lambda dw, stats: (tree.one(dw), stats), dw, stats)
-        up, down = sent_up(cohort, sent), sent_down(cohort, sent)
-        state = State(hyper, server, stats, scatter(state.own_stats, cohort, own))
-        return state, Info(loss, up, down, trained=own_models.predictors(trained))
+        server, stats, own = zip(*fl.per_group(of_group, *groups), strict=True)
+        sent = fl.per_group(lambda dw, stats: (fl.tree.one(dw), stats), dw, stats)
+        up, down = fl.sent_up(cohort, sent), fl.sent_down(cohort, sent)
+        state = State(hyper, server, stats, fl.scatter(state.own_stats, cohort, own))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
 
     def embeddings(state):
-        return per_group(lambda server: server.v, state.server)
+        return fl.per_group(lambda server: server.v, state.server)
 
-    return Algorithm(init, receive, step, personal=receive, embeddings=embeddings)
+    return fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings)
 
 
-pfedhn = Method(
-    "pfedhn",
-    build,
-    PFedHN,
-    "a hypernetwork on the server generates every client's model from an embedding",
-    "Shamsian et al. 2021, arXiv:2103.04628",
-    """@inproceedings{shamsian2021personalized,
-  title={Personalized Federated Learning using Hypernetworks},
-  author={Shamsian, Aviv and Navon, Aviv and Fetaya, Ethan and Chechik, Gal},
-  booktitle={ICML}, year={2021}}""",
-)
+pfedhn = fl.Method("pfedhn", build, PFedHN)

@@ -30,49 +30,21 @@ from typing import NamedTuple
 import jax
 import optax
 
-from jaxfl.authoring import (
-    Algorithm,
-    Info,
-    Method,
-    PerGroup,
-    Predictor,
-    Training,
-    Weights,
-    client_rate,
-    cohort_rows,
-    fit,
-    gather,
-    initial_weights,
-    local_optimizer,
-    map_and_sum,
-    options,
-    own_models,
-    own_rows,
-    per_group,
-    predict,
-    proximal,
-    scatter,
-    sent_down,
-    sent_up,
-    tree,
-    within,
-)
-from jaxfl.mechanisms.inner_steps import inner_steps
-from jaxfl.mechanisms.sharing import no_leaf, separate
+from jaxfl import fl
 
 
-@options
-class PFedMe(Training):
+@fl.options
+class PFedMe(fl.Training):
     """Options of pFedMe."""
 
-    lam: float = within("[0, inf)", 15.0)
+    lam: float = fl.within("[0, inf)", 15.0)
     """lambda, pull between personal and global model. Plain inner steps diverge if lr * lam >= 2."""
-    inner_steps: int = within("[0, inf)", 5)
+    inner_steps: int = fl.within("[0, inf)", 5)
     """K, steps of the personal model on every mini-batch."""
-    eta: float = client_rate("[0, inf)", 0.005)
+    eta: float = fl.client_rate("[0, inf)", 0.005)
     """Learning rate of the client's copy of the global model. The copy moves by about eta times a gradient on
     every mini-batch, so short runs need a larger eta. It diverges if eta * lam >= 2."""
-    beta: float = within("[0, inf)", 1.0)
+    beta: float = fl.within("[0, inf)", 1.0)
     """Server step from the old global model towards the mean of the new ones; above 1 it goes beyond."""
 
 
@@ -80,83 +52,73 @@ class State(NamedTuple):
     """The global model w and the personal models theta (n_g, ...), per group."""
 
     hyper: PFedMe
-    shared: PerGroup
-    personal: PerGroup
+    shared: fl.PerGroup
+    personal: fl.PerGroup
 
 
-def build(config: PFedMe) -> Algorithm:
+def build(config: PFedMe) -> fl.Algorithm:
     """Keep personal models, and average copies of the global one."""
 
     def divide(model, weights):
         """Split into (statistics that stay with theta, leaves of w)."""
-        return separate(weights, no_leaf(model), config.bn_stats)
+        return fl.separate(weights, fl.no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
-        weights = initial_weights(key, federation)
-        shared = per_group(lambda model, w: divide(model, w)[1], federation.models, weights)
-        return State(hyper, shared, own_models.start(key, federation))
+        weights = fl.initial_weights(key, federation)
+        shared = fl.per_group(lambda model, w: divide(model, w)[1], federation.models, weights)
+        return State(hyper, shared, fl.own_models.start(key, federation))
 
     def receive(key, state, federation, cohort):
         def of_group(model, w, theta):
-            return Predictor(w, divide(model, theta)[0], predict)
+            return fl.Predictor(w, divide(model, theta)[0], fl.predict)
 
-        return per_group(of_group, federation.models, state.shared, gather(state.personal, cohort))
+        return fl.per_group(of_group, federation.models, state.shared, fl.gather(state.personal, cohort))
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
 
         def client(key, client, w, theta):
-            optimizer = local_optimizer(hyper)
+            optimizer = fl.local_optimizer(hyper)
 
             def update(carry, batch, key):
                 theta, v, opt_state = carry
-                envelope = proximal(client.model, Weights(v, {}), hyper.lam)
-                theta, opt_state, loss = inner_steps(
+                envelope = fl.proximal(client.model, fl.Weights(v, {}), hyper.lam)
+                theta, opt_state, loss = fl.inner_steps(
                     envelope, theta, opt_state, batch, key, steps=config.inner_steps, optimizer=optimizer
                 )
                 v = jax.tree.map(lambda v, th: v - hyper.eta * hyper.lam * (v - th), v, theta.params)
                 return (theta, v, opt_state), loss
 
             theta = theta._replace(params=w.params)
-            (theta, v, _), loss, _ = fit(
+            (theta, v, _), loss, _ = fl.fit(
                 update,
                 (theta, w.params, optimizer.init(w.params)),
                 key,
-                own_rows(client, federation, hyper),
+                fl.own_rows(client, federation, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
             )
-            sent = divide(client.model, Weights(v, theta.stats))[1]
+            sent = divide(client.model, fl.Weights(v, theta.stats))[1]
             return (theta, loss), optax.tree.sub(sent, w)
 
         def serve(w, change):
             """Step by the mean change, so that w stays exactly where it is if nobody has moved."""
             params = jax.tree.map(lambda w, away: w + hyper.beta * away, w.params, change.params)
-            return Weights(params, optax.tree.add(w.stats, change.stats))
+            return fl.Weights(params, optax.tree.add(w.stats, change.stats))
 
-        own = gather(state.personal, cohort)
-        shares = per_group(tree.shares, cohort_rows(federation, cohort))
-        trained, change = map_and_sum(client, key, federation, cohort, shares, state.shared, own)
+        own = fl.gather(state.personal, cohort)
+        shares = fl.per_group(fl.tree.shares, fl.cohort_rows(federation, cohort))
+        trained, change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
         theta, loss = zip(*trained, strict=True)
-        shared = per_group(serve, state.shared, change)
-        up, down = sent_up(cohort, state.shared), sent_down(cohort, state.shared)
-        state = State(hyper, shared, scatter(state.personal, cohort, theta))
-        return state, Info(loss, up, down, trained=own_models.predictors(theta))
+        shared = fl.per_group(serve, state.shared, change)
+        up, down = fl.sent_up(cohort, state.shared), fl.sent_down(cohort, state.shared)
+        state = State(hyper, shared, fl.scatter(state.personal, cohort, theta))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(theta))
 
     def personal(key, state, federation, cohort):
-        return own_models.of_cohort(state.personal, cohort)
+        return fl.own_models.of_cohort(state.personal, cohort)
 
-    return Algorithm(init, receive, step, personal)
+    return fl.Algorithm(init, receive, step, personal)
 
 
-pfedme = Method(
-    "pfedme",
-    build,
-    PFedMe,
-    "personal models inside Moreau envelopes around a global one",
-    "Dinh et al. 2020, arXiv:2006.08848",
-    """@inproceedings{dinh2020personalized,
-  title={Personalized Federated Learning with {Moreau} Envelopes},
-  author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung},
-  booktitle={NeurIPS}, year={2020}}""",
-)
+pfedme = fl.Method("pfedme", build, PFedMe)

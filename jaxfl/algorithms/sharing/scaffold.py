@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates correct the drift of clients.
+"""SCAFFOLD: FedAvg with control variates against the drift of clients.
 
 Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", arXiv:1910.06378,
 Algorithm 1 with option II. x is the global model, y_i client i's; c and c_i are the control variates of the
@@ -25,44 +25,31 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.authoring import (
-    Means,
-    Memory,
-    Method,
-    Model,
-    Participant,
-    Trained,
-    Training,
-    Weights,
-    local_training,
-    options,
-    sharing,
-    within,
-)
+from jaxfl import fl
 
 
-@options
-class Scaffold(Training):
+@fl.options
+class Scaffold(fl.Training):
     """Options of SCAFFOLD."""
 
     optimizer: Literal["sgd"] = "sgd"
     """Of clients; what adam's steps are made of is no mean of gradients."""
-    server_lr: float = within("(0, inf)", 1.0)
+    server_lr: float = fl.within("(0, inf)", 1.0)
     """eta_g, the server's learning rate."""
 
 
-def zeros(model: Model, x: Weights, hyper: Scaffold):
+def zeros(model: fl.Model, x: fl.Weights, hyper: Scaffold):
     """A control variate before the first round."""
     return jax.tree.map(jnp.zeros_like, x.params)
 
 
-def corrected(participant: Participant, blocks):
+def corrected(participant: fl.Participant, blocks):
     """Gradients g - c_i + c."""
     c, c_i = participant.broadcast, participant.memory
     return optax.stateless(lambda g, params: jax.tree.map(lambda g, c_i, c: g - c_i + c, g, c_i, c))
 
 
-def variate(participant: Participant, trained: Trained):
+def variate(participant: fl.Participant, trained: fl.Trained):
     """Return c_i', and c_i' - c_i for the server; a client without a step keeps its c_i."""
     steps, lr, beta = trained.steps, participant.hyper.lr, participant.hyper.momentum
 
@@ -82,7 +69,7 @@ def variate(participant: Participant, trained: Trained):
     return optax.tree.add(participant.memory, change), change
 
 
-def aggregate(x: Weights, c, means: Means, hyper: Scaffold):
+def aggregate(x: fl.Weights, c, means: fl.Means, hyper: Scaffold):
     """Update the server's x and c."""
     y, change, share = means.shared, means.message, means.participation
     params = jax.tree.map(lambda x, y: x + hyper.server_lr * (y - x), x.params, y.params)
@@ -91,19 +78,10 @@ def aggregate(x: Weights, c, means: Means, hyper: Scaffold):
 
 def build(config: Scaffold):
     """FedAvg with a memory of clients and server."""
-    memory = Memory(zeros, zeros, broadcast=lambda c: c, update=variate, aggregate=aggregate, by_rows=False)
-    return sharing(config, train=local_training(config, correction=corrected), memory=memory)
+    memory = fl.Memory(
+        zeros, zeros, broadcast=lambda c: c, update=variate, aggregate=aggregate, by_rows=False
+    )
+    return fl.sharing(config, train=fl.local_training(config, correction=corrected), memory=memory)
 
 
-scaffold = Method(
-    "scaffold",
-    build,
-    Scaffold,
-    "FedAvg with control variates against the drift of clients",
-    "Karimireddy et al. 2020, arXiv:1910.06378",
-    """@inproceedings{karimireddy2020scaffold,
-  title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and
-          Stich, Sebastian and Suresh, Ananda Theertha},
-  booktitle={ICML}, year={2020}}""",
-)
+scaffold = fl.Method("scaffold", build, Scaffold)
