@@ -429,7 +429,7 @@ def draw_embeddings(
             points = np.stack([vectors[:, 0], first + np.arange(len(vectors))], axis=1)
         elif (vectors != vectors[:1]).any():
             points[:, :components] = PCA(components, svd_solver="full").fit_transform(vectors)
-        shares = of_labels / of_labels.sum(1, keepdims=True)
+        shares = _shares(of_labels)
         axes = figure.add_subplot(1, len(embeddings), place, title=name)
         axes.scatter(*points.T, c=shares @ colours, edgecolors="black", linewidths=0.4)
         if len(points) <= MOST_NAMED:
@@ -481,5 +481,9 @@ def _by_labels(counts: np.ndarray) -> np.ndarray:
 
     if len(counts) < 3:
         return np.arange(len(counts))
-    shares = counts / counts.sum(1, keepdims=True)
-    return leaves_list(linkage(shares, "average", optimal_ordering=len(counts) <= 500))
+    return leaves_list(linkage(_shares(counts), "average", optimal_ordering=len(counts) <= 500))
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    """Return the share of each label in every client's rows (N, outputs), 0 without rows."""
+    return counts / np.maximum(counts.sum(1, keepdims=True), 1)

@@ -171,7 +171,7 @@ def jaxfl_run(method, name, devices=1):
 
     places = [present(federation, slots, t) for t in range(ROUNDS)]
     round_keys = [jax.random.fold_in(round_key, t) for t in range(ROUNDS)]
-    images = normalised(source)
+    images = normalised(source, partition)
 
     def of_round(t):
         seen = images[case.images(init_key, round_keys[t], federation, options)]
@@ -302,7 +302,7 @@ def varied(partition):
 
 def reference_clients(source, partition, models):
     """Return a partition's clients with their images."""
-    x = normalised(source)
+    x = normalised(source, partition)
     groups = np.repeat(np.arange(len(models)), [n for _, n in models])
 
     def outputs(i, rows):
@@ -325,9 +325,9 @@ def reference_clients(source, partition, models):
     ]
 
 
-def normalised(source):
-    """Standardise all images by mean and deviation of the training images."""
-    real = source.images[source.train].astype(float)
+def normalised(source, partition):
+    """Standardise all images by mean and deviation of those on which clients train, who share none."""
+    real = source.images[np.concatenate(partition.train)].astype(float)
     return (source.images - real.mean((0, 1, 2))) / real.std((0, 1, 2))
 
 

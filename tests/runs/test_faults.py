@@ -87,6 +87,7 @@ FAULTS = {f"killed {moment}": RESUMED for moment in MOMENTS} | {
     "folder read-only": f"one sentence; once it can be written, {RESUMED}",
     "one client has one sample, one class nobody has, cohorts of one": "a result like any other",
     "all clients identical": "a result like any other",
+    "one client has only test rows, another none": "the first never trains; a result like any other",
 }
 INJECTED = {}  # fault -> rounds to compute again, for each injection
 
@@ -997,7 +998,9 @@ from jaxfl.data.sources import Source
 def source(data_dir):
     labels = np.arange(60) % 3
     images = np.random.default_rng(0).integers(0, 99, (60, 8, 8, 1), dtype=np.uint8)
-    return Source("edge", images, labels, np.arange(60) < 40, 4)  # of class 3 there is nothing
+    train, user = np.arange(60) < 40, np.arange(60) % 3
+    user = np.where(train, user, np.array([0, 2, 3])[user])
+    return Source("edge", images, labels, train, 4, {"user": user})  # of class 3 there is nothing
 
 
 def odd(labels, clients, rng):
@@ -1010,6 +1013,7 @@ def identical(labels, clients, rng):
 EDGES = {
     "odd": "one client has one sample, one class nobody has, cohorts of one",
     "identical": "all clients identical",
+    "apart": "one client has only test rows, another none",
 }
 
 
@@ -1020,8 +1024,8 @@ def at_the_edge(folder, method, edge, **options):
         short(method),
         run_dir=folder / "run",
         dataset=f"{folder}/edge.py:source",
-        partition=f"{folder}/edge.py:{edge}",
-        test="source",
+        partition="natural,column=user,min_samples=7" if edge == "apart" else f"{folder}/edge.py:{edge}",
+        test="auto" if edge == "apart" else "source",
         participation=0.25 if edge == "odd" else 1.0,
         clients=4,
         models=["mlp,hidden=3", "mlp,hidden=4,features=3"],
@@ -1043,17 +1047,23 @@ def at_the_edge(folder, method, edge, **options):
 )
 def test_extreme_federations_have_a_result(tmp_path, method, edge):
     run = at_the_edge(tmp_path, method, edge)
-    assert all(len(line["clients"]) == (1 if edge == "odd" else 4) for line in run.metrics)
+    present = {"odd": 1, "identical": 4, "apart": 3}[edge]
+    assert all(len(line["clients"]) == present for line in run.metrics)
     losses = [line["loss"] for line in run.metrics if line["loss"] is not None]  # None if no client trains
     assert losses and all(0 < loss < np.inf for loss in losses)
     assert any(0 in line["clients"] for line in run.metrics)  # under "odd" it has one sample
     images = [len(rows) for rows in run.partition.test]
-    assert images == {"odd": [6, 18, 18, 18], "identical": [18] * 4}[edge]
+    assert images == {"odd": [6, 20, 20, 20], "identical": [20] * 4, "apart": [6, 3, 7, 7]}[edge]
+    trains = np.array([len(rows) > 0 for rows in run.partition.train])
     for scores in run.personal, run.received:
         if len(scores.per_client):
-            right = scores.per_client * images
+            right = (scores.per_client * images)[:, trains]
             np.testing.assert_allclose(right, right.round(), atol=1e-6)  # a number of images, and no NaN
-            np.testing.assert_allclose(scores.mean, scores.per_client.mean(1))
+            np.testing.assert_allclose(scores.mean, scores.per_client[:, trains].mean(1))
+    if not trains.all():
+        joined = run.result["newcomers"]
+        right = [joined[moment]["per_client"][0] * images[3] for moment in ("received", "personal")]
+        assert joined["clients"] == [3] and np.allclose(right, np.round(right))
     assert len(run.personal.per_client) == 4
     injected(EDGES[edge])
 
