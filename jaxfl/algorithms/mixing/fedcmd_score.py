@@ -79,15 +79,13 @@ def moments(tensor) -> Moments:
 def gaussian(rows: Moments, real, scale: str) -> Gaussian:
     """Return the Gaussian of all entries of the rows in `real` (B,), perhaps scaled by "min-max"."""
     count = jnp.maximum(real.sum(), 1).astype(rows.mean.dtype)
-    mean = jnp.sum(rows.mean, where=real) / count
-    deviation = jnp.sqrt(jnp.sum(rows.variance + (rows.mean - mean) ** 2, where=real) / count)
+    mu = jnp.sum(rows.mean, where=real) / count
+    sd = jnp.sqrt(jnp.sum(rows.variance + (rows.mean - mu) ** 2, where=real) / count)
     if scale == "none":
-        return Gaussian(mean, deviation)
+        return Gaussian(mu, sd)
     low = jnp.min(rows.low, where=real, initial=jnp.inf)
     spread = jnp.max(rows.high, where=real, initial=-jnp.inf) - low
-    return Gaussian(
-        jnp.where(spread > 0, (mean - low) / spread, 0), jnp.where(spread > 0, deviation / spread, 0)
-    )
+    return Gaussian(jnp.where(spread > 0, (mu - low) / spread, 0), jnp.where(spread > 0, sd / spread, 0))
 
 
 def wasserstein(a: Gaussian, b: Gaussian, distance: str):
