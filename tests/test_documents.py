@@ -165,7 +165,7 @@ def test_the_recipe_for_auc_is_that_of_scikit_learn(classes, tmp_path, monkeypat
 @pytest.mark.parametrize("mu", ["0.1", "0"])
 def test_method_of_the_readme_runs_and_is_fedavg_with_mu_0(mu, tmp_path):
     """The method gets the batches of built-in methods: with mu = 0 it has the bits of FedAvg."""
-    (code,) = [block for block in python_blocks("README.md") if "fedprox = Method" in block]
+    (code,) = [block for block in python_blocks("README.md") if "fedprox = fl.Method" in block]
     (tmp_path / "my.py").write_text(code)
     federation = (
         "--rounds 2 --eval-every 1 --clients 4 --participation 0.5 --models mlp,hidden=4 mlp,hidden=5"

@@ -288,7 +288,7 @@ def federate(
         same number on each process.
     """
     _check(partition, models)
-    mean, std = moments or training_moments(source, partition)
+    mean, std = moments or training_moments(source, partition.train)
     dtype = jnp.result_type(float)
     images, labels, rows = source.images, source.labels, partition.public
     unified = labelled = _unified(partition)

@@ -1,19 +1,20 @@
 """Normalisation of images by mean and spread of each channel of the images that clients train on."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 
 Moments = tuple[np.ndarray, np.ndarray]  # mean and standard deviation, (1, 1, 1, C)
 
 
-def training_moments(source: Source, partition: Partition) -> Moments:
-    """Return the `moments` of the images that clients train on, each counted once.
+def training_moments(source: Source, train: Sequence[np.ndarray]) -> Moments:
+    """Return the `moments` of the images that clients train on, each counted once; `train` has their rows.
 
     No other row has an effect on them: neither those for validation and testing, nor public or unused ones.
     """
-    return moments(source.images, np.unique(np.concatenate(partition.train)))
+    return moments(source.images, np.unique(np.concatenate(train)))
 
 
 def moments(images: np.ndarray, rows: np.ndarray) -> Moments:

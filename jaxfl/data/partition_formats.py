@@ -177,7 +177,7 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
     """
     require(["pfllib"], partition)
-    mean, std = training_moments(source, partition)
+    mean, std = training_moments(source, partition.train)
     sizes = []
     with writing(folder):
         for client, relabel in enumerate(partition.relabel):

@@ -6,7 +6,7 @@ source -> partition -> links -> models -> Federation
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from jaxfl.core.window import on_host
 from jaxfl.data import partition as partitions
 from jaxfl.data import partition_formats, shift, streams
 from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, without_data
-from jaxfl.data.normalisation import Moments
+from jaxfl.data.normalisation import Moments, training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, rule_of_test
 from jaxfl.data.public_images import Public, adapt
@@ -89,7 +89,9 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     assert at_once and devices  # chosen by now
     drawn = draw_shift(setup, source, len(partition.train))
     of_host = setup.machine.client_state == "host"
-    moments = recorded_moments(then) if saved else None
+    apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
+    trained = [rows for rows, away in zip(partition.train, apart, strict=True) if not away]
+    moments = recorded_moments(then) if saved else training_moments(source, trained)
     federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host, moments)
     federation = with_newcomers(setup, federation)
     if of_host:
@@ -179,7 +181,7 @@ def with_newcomers(setup: Setup, federation: Federation) -> Federation:
       JaxflError: if some are asked for and none is drawn, or nobody of an architecture is left to train.
     """
     counts = [len(group.id) for group in federation.groups]
-    drawn = draw_newcomers(counts, setup.run.newcomers, setup.partition.partition_seed)
+    drawn = newcomers_of(setup, counts)
     if setup.run.newcomers and not np.concatenate(drawn).any():
         most = max(counts)
         has, way = ("1 client", "--clients") if most == 1 else (f"{most} clients", "it, or --clients")
@@ -195,6 +197,11 @@ def with_newcomers(setup: Setup, federation: Federation) -> Federation:
                 "rows; give it more clients, or take fewer --models."
             )
     return set_apart(federation, apart) if setup.run.newcomers else federation
+
+
+def newcomers_of(setup: Setup, counts: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Draw newcomers among the clients of each architecture: per group (n_g,) bool, in the order of ids."""
+    return draw_newcomers(counts, setup.run.newcomers, setup.partition.partition_seed)
 
 
 def _require_device() -> None:

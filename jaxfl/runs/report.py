@@ -163,9 +163,11 @@ def _compared(table: Table, against: str, by_draw: Mapping[str, Mapping[Draw, di
       against: the label to compare with.
       by_draw: results of each label by seed and partition seed.
     """
-    _, value, of_clients, _ = measure("accuracy")
+    accuracy = measure("accuracy")
     differences = {
-        label: paired(results, by_draw[against], value, of_clients) if label != against else UNPAIRED
+        label: paired(results, by_draw[against], accuracy.value, accuracy.of_clients)
+        if label != against
+        else UNPAIRED
         for label, results in by_draw.items()
     }
     lonely = [label for label, difference in differences.items() if not difference.pairs and label != against]

@@ -75,7 +75,9 @@ def test_images_are_normalised_by_those_on_which_clients_train():
     expected = np.full((4, 8, 8, 1), (255 - mean) / std)
     np.testing.assert_allclose(beside.inputs(beside.public), expected, rtol=1e-5)
     twice = partition._replace(train=(*partition.train, partition.train[0]))
-    np.testing.assert_array_equal(training_moments(source, twice), training_moments(source, partition))
+    np.testing.assert_array_equal(
+        training_moments(source, twice.train), training_moments(source, partition.train)
+    )
 
 
 def test_digits_are_those_of_scikit_learn():

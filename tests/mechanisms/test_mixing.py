@@ -12,7 +12,7 @@ import pytest
 from methods.cases.mnfl import nearest
 from scipy import integrate, stats
 
-from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, vote, wasserstein
+from jaxfl.algorithms.mixing.fedcmd_score import Gaussian, gaussian, moments, vote, wasserstein
 from jaxfl.core import tree
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
@@ -222,13 +222,14 @@ def test_wasserstein_distance_of_gaussians_is_the_integral_over_quantiles():
     assert abs(float(wasserstein(one, other, "mean")) - 0.4) < 1e-6
 
 
-def test_a_tensor_is_represented_by_mean_and_deviation_of_its_normalised_values(rng):
+def test_a_tensor_is_represented_by_mean_and_deviation_of_its_entries_as_they_are_or_scaled(rng):
     real = rng.normal(5, 3, (3, 2, 2))
     padded = np.concatenate([real, 1e6 * rng.normal(size=(2, 2, 2))])
-    found = gaussian(floats(padded), np.arange(5) < 3)
+    rows, some = moments(floats(padded)), np.arange(5) < 3
+    np.testing.assert_allclose(gaussian(rows, some, "none"), (real.mean(), real.std()), rtol=1e-5)
     scaled = (real - real.min()) / np.ptp(real)
-    np.testing.assert_allclose(found, (scaled.mean(), scaled.std()), rtol=1e-5)
-    assert gaussian(floats(np.full((5, 4), 7)), np.arange(5) < 3) == (0, 0)
+    np.testing.assert_allclose(gaussian(rows, some, "min-max"), (scaled.mean(), scaled.std()), rtol=1e-5)
+    assert gaussian(moments(floats(np.full((5, 4), 7))), some, "min-max") == (0, 0)
 
 
 @pytest.mark.parametrize(

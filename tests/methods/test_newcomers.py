@@ -10,6 +10,7 @@ from conftest import SIZES, assert_same, long, tiny_partition, tiny_source
 from jaxfl.core.cohorts import in_parts
 from jaxfl.core.engine import newcomers_in_places
 from jaxfl.data.federation import federate, set_apart
+from jaxfl.data.normalisation import training_moments
 from jaxfl.registry import METHODS
 from methods.rounds import TRAINING, initial, mlp, one_round, run
 
@@ -24,7 +25,8 @@ OPTIONS = {
 def clients(number):
     """Return the given number of clients of one architecture."""
     source = tiny_source()
-    return federate(source, tiny_partition(source, SIZES[:number]), [(mlp(), number)])
+    moments = training_moments(source, tiny_partition(source, SIZES[:NEWCOMER]).train)
+    return federate(source, tiny_partition(source, SIZES[:number]), [(mlp(), number)], moments=moments)
 
 
 def with_a_newcomer():

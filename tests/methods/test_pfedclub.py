@@ -27,9 +27,9 @@ from conftest import (
 )
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
-from jaxfl.algorithms.reassembly import pfedclub, pfedhr
 from jaxfl.algorithms.reassembly.cmsr import Candidate
-from jaxfl.algorithms.reassembly.pfedclub import PFedClub, PFedClubPlus
+from jaxfl.algorithms.reassembly.pfedclub import PFedClub
+from jaxfl.algorithms.reassembly.pfedclub_plus import PFedClubPlus
 from jaxfl.algorithms.reassembly.pfedhr import PFedHR
 from jaxfl.config.options import check
 from jaxfl.core import flops
@@ -39,6 +39,7 @@ from jaxfl.core.score import score_functions
 from jaxfl.data.colour import with_hue
 from jaxfl.data.federation import Batch, federate
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms import reassembly
 from jaxfl.mechanisms.reassembly import assembly, server, stitching, teachers, tuning
 from jaxfl.mechanisms.reassembly.blocks import Pool
 from jaxfl.mechanisms.reassembly.chain import (
@@ -555,7 +556,7 @@ def test_each_client_chooses_among_its_own_candidates_whose_stitches_alone_learn
     """Similarities are those to the client's own logits; blocks keep the bits of their models."""
     begun, learnt = [], []
     monkeypatch.setattr(server, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
-    monkeypatch.setattr(pfedclub, "tuned", lambda *args: learnt.append(tuned(*args)) or learnt[-1])
+    monkeypatch.setattr(reassembly, "tuned", lambda *args: learnt.append(tuned(*args)) or learnt[-1])
     done = teach(federation, PFedClub(server_epochs=1, candidates=2, groups=2))
     moved = [
         (is_stitch(old), differ(new.weights, old.weights))
@@ -792,7 +793,7 @@ def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, parts,
     """
     begun, learnt = [], []
     monkeypatch.setattr(server, "assembled", lambda *args: begun.append(assembled(*args)) or begun[-1])
-    monkeypatch.setattr(pfedhr, "tuned", lambda *args: learnt.extend(tuned(*args)) or learnt)
+    monkeypatch.setattr(reassembly, "tuned", lambda *args: learnt.extend(tuned(*args)) or learnt)
     config = PFedHR(server_epochs=1, candidates=2, shortest=2, longest=3, groups=2)
     done = teach(federation, config)
     assert_same(done.after.weights, done.before.weights)

@@ -727,7 +727,9 @@ def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
         monkeypatch.setattr(study, name, lambda first, _: first)
     monkeypatch.setattr(study.store, "holds", lambda *_: True)
     monkeypatch.setattr(
-        study.store, "read_finished", lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": []}])
+        study.store,
+        "read_finished",
+        lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": [], "client_loss": []}]),
     )
     monkeypatch.setattr(study.store, "checksums", lambda run: (run, ""))
     cells = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
