@@ -84,7 +84,8 @@ def step(state, clients, cohort, options):
             for j, order in zip(heads[i], draw["adapt"], strict=True)
             if j in downloaded
         }
-        teachers = [adapted[j] for j in adapted if options.teachers == "all" or j != chosen]
+        teaching = [j for j in adapted if options.teachers == "all" or j != chosen]
+        teachers = [adapted[j] for j in teaching]
         loss = objective(
             client,
             net[chosen],
@@ -101,8 +102,7 @@ def step(state, clients, cohort, options):
             trained[i] = model
         told[i] = np.full((len(cohort.x), len(heads[i][own][f"{nets.HEAD}/bias"])), np.nan)
         if warm and teachers:
-            others = [j for j in adapted if j != chosen]
-            said = [softmax(nets.logits(net[j], adapted[j].weights, cohort.x)) for j in others]
+            said = [softmax(nets.logits(net[j], adapted[j].weights, cohort.x)) for j in teaching]
             told[i] = ensemble(teachers, said, options.tau)
     state = {"experts": average(experts, sent), "heads": heads, "trained": trained}
     return (state, losses, told) if options.kd else (state, losses)
