@@ -285,8 +285,6 @@ def _bench(arguments: list[str]) -> None:
     from jaxfl.bench import report as speed  # here: no other command waits for its imports
     from jaxfl.bench.bench import Bench, bench
 
-    if arguments[:1] == ["device"]:
-        return _bench_device(arguments[1:])
     named, flags = names_and_flags(arguments)
     (options,) = parse(COMMANDS["bench"].usage, flags, measuring=Bench())
     command = shlex.join(["jaxfl", "bench", *arguments])
@@ -297,13 +295,6 @@ def _bench(arguments: list[str]) -> None:
             OUT.print(f"{options.out}, {speed.save(measured.records, options.out)}")
     if measured.failures:
         raise JaxflError(" ".join(measured.failures))
-
-
-def _bench_device(arguments: list[str]) -> None:
-    from jaxfl.bench.device import Device, measure_device
-
-    (options,) = parse("bench device", arguments, device=Device())
-    OUT.print(measure_device(options, OUT.print))
 
 
 def _list(arguments: list[str]) -> None:
@@ -380,8 +371,8 @@ COMMANDS = {
         flags=True,
     ),
     "bench": Command(
-        "bench [WORKLOAD ... | device]",
-        "speed, beside a PyTorch loop; all measurements of a device; options: jaxfl bench --help",
+        "bench [WORKLOAD ...]",
+        "speed, beside a PyTorch loop; options: jaxfl bench --help",
         _bench,
         flags=True,
     ),

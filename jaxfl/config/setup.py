@@ -168,9 +168,8 @@ class MachineOptions:
     """Where clients' own models, heads, memories and images are between rounds: on the devices, or in host
     memory, from which a round gets those of its clients. Methods that use all clients need the devices.
     docs/devices.md"""
-    convolution: Literal["auto", "measured", "rows", "patches", "plain"] = "auto"
-    """How convolutions are computed: auto depends on backend and shapes; measured tries them once on each
-    network and remembers."""
+    convolution: Literal["auto", "rows", "patches", "plain"] = "auto"
+    """How convolutions are computed: auto depends on backend and shapes."""
 
 
 @dataclasses.dataclass(frozen=True)

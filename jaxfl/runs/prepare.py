@@ -32,9 +32,7 @@ from jaxfl.data.readers import CLASSES, absolute, load, reader_of, whole
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import Source, column, numbered
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.machine.files import cache_folder
 from jaxfl.machine.processes import on_first_process
-from jaxfl.models.measured import fastest
 from jaxfl.models.model import Model
 from jaxfl.runs import store
 from jaxfl.runs.architectures import build_models, client_devices
@@ -263,12 +261,7 @@ def on_this_machine(setup: Setup, models):
     active = math.ceil(largest * setup.run.participation - 1e-9)
     processes = jax.process_count()  # each takes part with equally many devices
     devices = setup.machine.devices or processes * max(1, min(jax.local_device_count(), active // processes))
-    if setup.machine.convolution == "measured":
-        convolution = on_first_process(fastest)(
-            models, min(at_once, largest), cache_folder() / "convolutions.json"
-        )
-    else:
-        convolution = setup.machine.convolution
+    convolution = setup.machine.convolution
     setup = setup.replace(clients_at_once=at_once, devices=devices, convolution=convolution)
     return setup, tuple((dataclasses.replace(model, convolution=convolution), n) for model, n in models)
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shlex
 import sys
 from types import SimpleNamespace
 
@@ -12,13 +11,11 @@ import pytest
 from conftest import tiny_partition, tiny_source
 
 from jaxfl import registry
-from jaxfl.bench import bench, count, device, measure, workloads
+from jaxfl.bench import bench, count, measure, workloads
 from jaxfl.bench.count import PHASES, Phase, require_counted
-from jaxfl.bench.device import Part
 from jaxfl.bench.measure import matmul_flops
 from jaxfl.bench.workloads import Workload
 from jaxfl.cli import main
-from jaxfl.config.flags import parse_flags
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.job import traced
@@ -208,100 +205,6 @@ def test_clients_grow_until_memory_runs_out_and_fewer_train_afterwards(tmp_path,
         main([*f"bench tiny --grow 8 64 {options}".split(), str(tmp_path / "none.json")])
 
 
-def test_parts_of_a_device_are_valid_commands_that_fit_a_short_job():
-    known = workloads.WORKLOADS | workloads.VARIANTS
-    for part in device.PARTS.values():
-        name, *flags = shlex.split(part.command)
-        (options,), unknown = parse_flags("bench", flags, measuring=bench.Bench())
-        assert name in known and not unknown
-        assert workloads.strategies(options.strategies)
-        assert 0 < part.limit_s <= device.LONGEST_S == 480
-    assert sum(part.limit_s for part in device.PARTS.values()) <= device.ALL_S == 1500
-
-
-RECORD = {"workload": "W2", "method": "fedavg", "strategy": "auto", "seeds": 1, "devices": 1, "checksum": "a"}
-RECORD |= {
-    "machine": {"device": "gpu G", "devices": 1},
-    "versions": {"jax": "1"},
-    "command": "jaxfl bench W2",
-}
-RECORD |= {"ratio_to_torch": 60.0, "ratio_to_first": 1.0, "samples_per_s": 1e5, "steps_per_s": 1e4}
-RECORD |= {"convolution": "patches", "clients_at_once": 20, "precision": "full", "batch_size": 10}
-RECORD |= {"models": ["mcmahan"], "clients": 20, "seconds_per_round": 1.0, "host_s_per_round": 0.0}
-RECORD |= {"flops_per_round": 1e9, "ratio_to_rival": None, "compile_s": 1.0, "peak_bytes": 1, "mfu": 0.1}
-OTHERS = [
-    RECORD | {"strategy": "plain", "convolution": "plain", "ratio_to_first": 1.3},
-    RECORD | {"strategy": "bfloat16", "precision": "bfloat16", "ratio_to_first": 1.01},
-]
-# Replaces `jaxfl bench` in a part, whose first word says what it does.
-FAKE = f"""
-import json, os, sys, time
-_, does, *words = sys.argv
-out = words[words.index("--out") + 1]
-open(os.path.join(os.path.dirname(out), "begun"), "a").write(does + " ")
-if does == "measures":
-    open(out, "w").write({json.dumps(json.dumps([RECORD, *OTHERS]))})
-if does == "hangs":
-    open(out.replace(".json", ".unfinished.json"), "w").write({json.dumps(json.dumps([RECORD]))})
-    time.sleep(60)
-if does == "refuses":
-    sys.exit(print("jaxfl: No memory is left.") or 2)
-if does == "dies":
-    os.kill(os.getpid(), 9)
-if does == "is":
-    print(os.environ["XLA_FLAGS"])
-"""
-
-
-def test_a_failing_part_does_not_end_the_others_and_none_runs_twice(tmp_path, monkeypatch, capsys):
-    parts = {
-        "a": Part("Does it hang?", "hangs", 0.3),
-        "b": Part("Does it die?", "dies", 30),
-        "c": Part("Is it refused?", "refuses --no-torch", 30),
-        "d": Part("What is set?", "is", 30, {"XLA_FLAGS": "--x"}),
-        "e": Part("Does it work?", "measures", 40),
-    }
-    monkeypatch.setattr(device, "PARTS", parts)
-    monkeypatch.setattr(device, "COMMAND", (sys.executable, "-S", "-c", FAKE))
-    monkeypatch.setattr(jax, "devices", None)  # only the parts may use them
-    monkeypatch.setenv("XLA_FLAGS", "--y")
-    command = ["bench", "device", "--out", str(tmp_path / "gpu")]
-    begun, summary = tmp_path / "gpu" / "begun", tmp_path / "gpu" / "summary.md"
-    with pytest.raises(SystemExit) as end:
-        main([*command, "--max-seconds", "35"])
-    assert end.value.code == 75 and "1 parts are left" in capsys.readouterr().err
-    main(command)
-    main(command)
-    assert begun.read_text().split() == ["hangs", "dies", "refuses", "is", "measures"]
-    ends = json.loads((tmp_path / "gpu" / "ends.json").read_text())
-    assert {name: end["ended"] for name, end in ends.items()} == {
-        "a": "Its limit of 0.3 s was reached; it had written 1 records by then.",
-        "b": "It was ended by SIGKILL; b.log has what it printed.",
-        "c": "No memory is left.",
-        "d": "Done.",
-        "e": "Done.",
-    }
-    assert (tmp_path / "gpu" / "d.log").read_text() == "--y --x\n"
-    said = summary.read_text()
-    assert said in capsys.readouterr().out
-    assert "| mcmahan, 10 | W2 fedavg | convolution | patches | plain 1.30 | no: plain |" in said
-    assert "| mcmahan, 10 | W2 fedavg | precision | full | bfloat16 1.01 | yes |" in said
-    assert "| W2 fedavg | 60.0 x | 50 x | a PyTorch loop in turn on the same device |" in said
-    alone = device.summary({}, {"e": [RECORD | {"ratio_to_torch": None}]})
-    assert "| W2 fedavg | 65.4 x | 50 x | the PyTorch loop's kept figure of two CPU cores" in alone
-    main([*command, "--parts", "c"])
-    assert begun.read_text().split()[5:] == ["refuses"]
-    for more, words in (("--small", "measured without --small (a b c d e)"), ("", "ends.json is damaged")):
-        with pytest.raises(SystemExit):
-            main([*command, *more.split()])
-        assert words in capsys.readouterr().err
-        (tmp_path / "gpu" / "ends.json").write_text("{")
-    (tmp_path / "gpu" / "config.json").touch()
-    with pytest.raises(SystemExit):
-        main(command)
-    assert "holds a run" in capsys.readouterr().err
-
-
 def test_flops_of_products_are_measured_in_the_precision_on_all_devices_together(monkeypatch):
     """Every product is made to take half a second, so two devices have twice the FLOP/s of one."""
     seen = []
@@ -328,8 +231,6 @@ def test_flops_of_products_are_measured_in_the_precision_on_all_devices_together
         ("bench tiny --repetitions 0", "--repetitions must lie in [1, inf), but is 0"),
         ("bench tiny --repeat 3", "no option --repeat; did you mean '--repetitions'?"),
         ("bench tiny --grow 5", "--grow takes two numbers of clients"),
-        ("bench device", "jaxfl bench device --out FOLDER"),
-        ("bench device --out x --parts W22", "no part 'W22'; did you mean 'W2'?"),
     ],
 )
 def test_invalid_commands_are_refused(command, words, capsys):

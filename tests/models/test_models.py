@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import json
 import math
 import re
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from jax import lax
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.networks import require_flattening
-from jaxfl.models import Block, Model, measured, repeated, zoo
+from jaxfl.models import Block, Model, repeated, zoo
 from jaxfl.models.blocks import AdaptiveMean, Bottleneck, ConvBlock, DenseBlock, Linear, Norm
 from jaxfl.models.build import scaled
 from jaxfl.models.conv import (
@@ -781,20 +780,6 @@ def test_features_of_own_networks_are_adapted_in_the_same_way(tmp_path):
     ]:
         with pytest.raises(JaxflError, match=message):
             zoo.build(f"{file}:{name},features=3", shape=(4, 4, 1), classes=2)
-
-
-def test_the_fastest_convolution_is_measured_once_and_remembered(tmp_path, monkeypatch):
-    cache = tmp_path / "new" / "convolutions.json"
-    seconds = {"rows": 3.0, "patches": 2.0, "plain": 4.0}
-    assert seconds.keys() == CONVOLUTIONS.keys()
-    own = zoo.mlp(shape=(4, 4, 1), classes=3, hidden=2), 2
-    assert measured.fastest([own], 2, cache) in CONVOLUTIONS
-    (found,) = json.loads(cache.read_text()).values()
-    assert found.keys() == CONVOLUTIONS.keys() and 0 < min(found.values()) < max(found.values()) < 60
-    monkeypatch.setattr(measured, "_seconds", lambda model, clients: seconds if clients == 1 else None)
-    assert measured.fastest([own], 1, cache) == "patches"
-    monkeypatch.setattr(measured, "_seconds", None)  # asked again, it measures nothing
-    assert measured.fastest([own], 1, cache) == "patches"
 
 
 def test_a_form_follows_the_default_dtype():

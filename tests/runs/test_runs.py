@@ -798,7 +798,7 @@ def test_only_methods_that_use_links_have_them(dataset, tmp_path):
 
 
 def test_a_resume_computes_on_this_machine_as_the_run_did(dataset, tmp_path, monkeypatch):
-    """A resume uses the run's devices and clients at once, and measures no convolution anew."""
+    """A resume uses the run's devices, clients at once and convolution."""
     folder, proceed, used = tmp_path / "two", run.proceed, []
 
     def spied(job, *arguments):
@@ -808,12 +808,10 @@ def test_a_resume_computes_on_this_machine_as_the_run_did(dataset, tmp_path, mon
         return proceed(job, *arguments)
 
     monkeypatch.setattr(run, "proceed", spied)
-    monkeypatch.setattr(prepare, "fastest", lambda *arguments: "patches")
     cli.main(["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "one")])
-    words = ["--devices", "2", "--clients-at-once", "2", "--convolution", "measured"]
+    words = ["--devices", "2", "--clients-at-once", "2", "--convolution", "patches"]
     cli.main(["run", "fedavg", *dataset, *FEDERATION, *words, "--run-dir", str(folder)])
     (folder / "result.json").unlink()
-    monkeypatch.setattr(prepare, "fastest", None)
     cli.main(["resume", str(folder)])
     assert used == [(1, 1, "auto"), (2, 2, "patches"), (2, 2, "patches")]
 
