@@ -279,23 +279,6 @@ def test_only_messages_between_processes_of_one_run_are_unpickled():
     assert set(allowed) == {"False"}
 
 
-def test_the_guide_lists_the_packages_that_are_loaded_at_once():
-    """docs/accelerators.md lists all packages that modules import at once, except extras."""
-    extras, called = {"equinox", "flwr"}, {"PIL": "pillow", "sklearn": "scikit-learn"}
-    loaded = set()
-    for path in (ROOT / "jaxfl").rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            match node:
-                case ast.Import(names):
-                    loaded |= {name.name.partition(".")[0] for name in names}
-                case ast.ImportFrom(module):
-                    loaded.add(module.partition(".")[0])
-    loaded -= {*sys.stdlib_module_names, "jaxfl", *extras}
-    guide = " ".join((ROOT / "docs" / "accelerators.md").read_text().split())
-    named = guide.partition("Loaded at once are ")[2].partition(";")[0].split(", ")
-    assert {called.get(name, name.replace("_", "-")) for name in loaded} == set(named)
-
-
 def test_readme_lists_every_method():
     readme = (ROOT / "README.md").read_text()
     for name, method in registry.METHODS.items():

@@ -6,7 +6,9 @@ So no algorithm maps over clients itself. `visit_clients` and `visit_client` go 
 """
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -19,9 +21,34 @@ from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 
+
+def one_or_all(*names: str) -> Callable[[Callable], Callable[..., Any]]:
+    """Let a function of all groups also take the federation or cohort of one, see `each_architecture`.
+
+    Then what is per group, the arguments of these names and all results, is the group's own, not in a tuple.
+    """
+
+    def lower(f):
+        signature = inspect.signature(f)
+
+        @functools.wraps(f)
+        def either(*args, **kwargs):
+            given = signature.bind(*args, **kwargs).arguments
+            if not any(getattr(given.get(name), "alone", None) for name in ("federation", "cohort")):
+                return f(*args, **kwargs)
+            wrapped = {name: (given[name],) for name in names if name in given}
+            found = f(**given | wrapped)
+            return found[0] if len(found) == 1 else tuple(of_group for (of_group,) in found)
+
+        return either
+
+    return lower
+
+
 LARGEST_MESSAGE = 2**31 - 1  # scalars that an int32 counts
 
 
+@one_or_all("shared", "own")
 def map_clients(f, key, federation: Federation, cohort: Cohort, shared=None, own=None) -> PerGroup:
     """Run a one-client function for every client of a cohort.
 
@@ -45,6 +72,7 @@ def map_clients(f, key, federation: Federation, cohort: Cohort, shared=None, own
     return outputs
 
 
+@one_or_all("weights", "shared", "own")
 def map_and_sum(
     f, key, federation: Federation, cohort: Cohort, weights: PerGroup, shared=None, own=None
 ) -> tuple[PerGroup, PerGroup]:
@@ -129,6 +157,7 @@ def _each(one, at_once: int, clients, own, weights: None):
     return jax.lax.map(lambda entry: one(*entry), (clients, own), batch_size=batch_size), None
 
 
+@one_or_all("carry", "own")
 def visit_clients(
     f, carry: PerGroup, key, federation: Federation, cohort: Cohort, own=None
 ) -> tuple[PerGroup, PerGroup]:
@@ -196,7 +225,8 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
     def visit(carry, mine):
         client = jax.tree.map(lambda leaf: leaf[place], group)
         (carry, mine), operations = f(jax.random.fold_in(key, client.id), client, carry, mine)
-        flops.add(jnp.zeros(group.size.shape, operations.dtype).at[place].add(operations), group=g)
+        added = jnp.zeros(group.size.shape, operations.dtype).at[place].add(operations)
+        flops.add(added, group=federation.numbers[g])
         return carry, mine
 
     mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
@@ -225,7 +255,7 @@ def only_if(present, client: Client) -> Client:
 def _count(federation: Federation, slots: Slots, g: int, operations) -> None:
     """Report the operations (k_g,) of the clients in some places of a group."""
     nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
-    flops.add(nobody.at[slots.index].add(operations, mode="drop"), group=g)
+    flops.add(nobody.at[slots.index].add(operations, mode="drop"), group=federation.numbers[g])
 
 
 def _summed(one, at_once: int, clients, own, weights):
@@ -317,16 +347,19 @@ def per_group(f, *groups) -> PerGroup:
     return tuple(f(*entries) for entries in zip(*groups, strict=True))
 
 
+@one_or_all("stacked")
 def gather(stacked: PerGroup, cohort: Cohort) -> PerGroup:
     """The cohort's entries of stacked client state: leaves (n_g, ...) -> (k_g, ...)."""
     return per_group(tree.take, stacked, cohort.groups)
 
 
+@one_or_all("stacked", "new")
 def scatter(stacked: PerGroup, cohort: Cohort, new: PerGroup) -> PerGroup:
     """Write `new` (k_g, ...) to the cohort's entries of stacked client state."""
     return per_group(tree.put, stacked, cohort.groups, new)
 
 
+@one_or_all()
 def cohort_rows(federation: Federation, cohort: Cohort) -> PerGroup:
     """Per group (k_g,) float: n_i of the clients whose answer reaches the server, 0 in other places."""
     dtype = federation.mean.dtype
@@ -335,6 +368,7 @@ def cohort_rows(federation: Federation, cohort: Cohort) -> PerGroup:
     )
 
 
+@one_or_all("messages")
 def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
     """The scalars of one message for each client whose answer reaches the server.
 
@@ -352,6 +386,7 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
     return per_group(_counts, cohort.groups, messages)
 
 
+@one_or_all("messages")
 def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
     """The scalars of one message for each client that receives it, as `sent_up` counts them."""
     return per_group(_counts, cohort.groups, messages)

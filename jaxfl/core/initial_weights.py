@@ -7,18 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import tree
+from jaxfl.core.client_map import one_or_all
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.models.model import Model, Weights
 
 _drawn = jax.jit(Model.init, static_argnums=0)  # one program for all leaves, not one for each
 
 
+@one_or_all()
 def initial_weights(key, federation: Federation) -> PerGroup:
     """Return one model per architecture, the same for every method with the same key.
 
     It is freshly initialised, except the blocks that are given, see `Federation.initial`.
     """
-    fresh = tuple(_drawn(model, jax.random.fold_in(key, g)) for g, model in enumerate(federation.models))
+    numbered = zip(federation.numbers, federation.models, strict=True)
+    fresh = tuple(_drawn(model, jax.random.fold_in(key, g)) for g, model in numbered)
     if federation.initial is None:
         return fresh
     return tuple(
@@ -27,6 +30,7 @@ def initial_weights(key, federation: Federation) -> PerGroup:
     )
 
 
+@one_or_all("weights")
 def each_client(key, weights: PerGroup, federation: Federation) -> PerGroup:
     """Return the initial weights of every client for a part of its model: per group leaves (n_g, ...).
 
@@ -57,7 +61,7 @@ def drawn_apart(key, alike, federation: Federation, g: int) -> dict:
     model, leaves = federation.models[g], tree.by_path(federation.form(alike))
     paths = tuple(path for path in tree.by_path(model.form) if path in leaves)
     draw = _drawing(model, paths, tuple(leaves[path].sharding for path in paths))
-    found = draw(jax.random.fold_in(key, g), federation.groups[g].id)
+    found = draw(jax.random.fold_in(key, federation.numbers[g]), federation.groups[g].id)
     return dict(zip(paths, found, strict=True))
 
 

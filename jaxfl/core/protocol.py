@@ -42,6 +42,17 @@ class Cohort:
     groups: PerGroup  # of Slots
     rounds: int = static()  # of the whole run
     among_all: bool = static(default=False)  # models are mixed among all: to score, or to join
+    alone: bool = static(default=False)  # one group of several, see `jaxfl.mechanisms.each_architecture`
+
+    def only(self, g: int) -> "Cohort":
+        """Return the cohort of one group."""
+        return dataclasses.replace(self, groups=(self.groups[g],), alone=True)
+
+    @property
+    def slots(self) -> Slots:
+        """The clients of the only group."""
+        (slots,) = self.groups
+        return slots
 
 
 @jax.tree_util.register_dataclass
@@ -63,6 +74,8 @@ class Predictor:
 class Info(NamedTuple):
     """What a round reports. Nothing here is read by the next round.
 
+    What is per group is the group's own, without a tuple, in a method of `each_architecture`.
+
     Args:
       loss: per group (k,), mean training loss of each client over the steps of its last local phase; empty
         of a host step.
@@ -80,13 +93,13 @@ class Info(NamedTuple):
         all trained.
     """
 
-    loss: PerGroup
-    up: PerGroup
-    down: PerGroup
+    loss: PerGroup | Array
+    up: PerGroup | Array
+    down: PerGroup | Array
     findings: dict = {}
-    trained: PerGroup | None = None
-    teacher: PerGroup | dict[int, Callable] | None = None
-    idle: PerGroup | None = None
+    trained: PerGroup | Predictor | None = None
+    teacher: PerGroup | Predictor | dict[int, Callable] | None = None
+    idle: PerGroup | Array | None = None
 
 
 def messages(counts) -> dict:
@@ -113,7 +126,7 @@ class Step(Protocol):
 class Predict(Protocol):
     """The models of some clients at some moment, one `Predictor` per group."""
 
-    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup:
+    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup | Predictor:
         """`cohort` holds the clients to build; all are scored in slices, with `cohort.among_all` set."""
         ...
 

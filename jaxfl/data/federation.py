@@ -54,6 +54,13 @@ class Batch(NamedTuple):
     position: jax.Array  # (B,) int32, places in the client's list of rows
 
 
+class Alone(NamedTuple):
+    """One group of several: its number, and N, the number of clients of all groups."""
+
+    number: int
+    clients: int
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Federation:
@@ -77,6 +84,7 @@ class Federation:
         None if all are. A leaf that each client has of its own is in `own`, its mean in `shared`.
       apart: whether initial weights that clients keep are drawn for each of them, see
         `jaxfl.core.initial_weights`.
+      alone: of one group of several, see `only`.
       all_newcomers: in a window (`jaxfl.core.window`), whose `groups` hold only some of the clients, per
         group (n_g,) bool, which of all clients are newcomers. None if `groups` hold all of them.
     """
@@ -96,12 +104,35 @@ class Federation:
     shift: Shift | None = None
     initial: PerGroup | None = None
     apart: bool = static(default=False)
+    alone: Alone | None = static(default=None)
     all_newcomers: PerGroup | None = None
 
     @property
     def clients(self) -> int:
-        """N, the number of clients."""
-        return sum(map(len, self.newcomers))
+        """N, the number of clients, of all groups also where this holds one of them."""
+        return self.alone.clients if self.alone else sum(map(len, self.newcomers))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the groups, which keys fold."""
+        return (self.alone.number,) if self.alone else tuple(range(len(self.groups)))
+
+    def only(self, g: int) -> "Federation":
+        """Return the federation of one group, see `jaxfl.mechanisms.each_architecture`."""
+        return dataclasses.replace(
+            self,
+            groups=(self.groups[g],),
+            training_rows=self.training_rows[g : g + 1],
+            initial=self.initial and (self.initial[g],),
+            all_newcomers=self.all_newcomers and (self.all_newcomers[g],),
+            alone=Alone(g, self.clients),
+        )
+
+    @property
+    def group(self) -> Client:
+        """The clients of the only group."""
+        (group,) = self.groups
+        return group
 
     @property
     def is_window(self) -> bool:

@@ -1,8 +1,8 @@
 """Row mixing: a separate aggregate for each client instead of one mean for all.
 
 A matrix over pairs of clients gives client n the mixture ``sum_m C[n, m] x_m`` of what the clients m hold:
-parameters, statistics or predictions. Matrices are indexed by client ids across all groups. What clients
-hold is in the order of a cohort's places, group after group.
+parameters, statistics or predictions. Matrices are indexed by client ids across all groups, or by the places
+of one architecture's clients. What clients hold is in the order of a cohort's places, group after group.
 """
 
 import functools
@@ -14,9 +14,9 @@ import numpy as np
 import optax
 
 from jaxfl.core import tree
-from jaxfl.core.client_map import everyone
-from jaxfl.core.protocol import Cohort
-from jaxfl.data.federation import NOBODY, Federation, PerGroup
+from jaxfl.core.client_map import everyone, one_or_all, per_group
+from jaxfl.core.protocol import Cohort, Slots
+from jaxfl.data.federation import NOBODY, Client, Federation, PerGroup
 
 EPS = 1e-8  # smallest norm that a cosine divides by
 
@@ -26,12 +26,23 @@ def among(federation: Federation, cohort: Cohort) -> Cohort:
     return everyone(federation, cohort) if cohort.among_all else cohort
 
 
+@one_or_all()
 def ids(federation: Federation, cohort: Cohort) -> PerGroup:
     """Return a cohort's client ids per group, (k_g,) int32; in empty places an id that no client has."""
-    return tuple(
-        group.id.at[slots.index].get(mode="fill", fill_value=NOBODY)
-        for group, slots in zip(federation.groups, cohort.groups, strict=True)
-    )
+    return per_group(ids_of, federation.groups, cohort.groups)
+
+
+def ids_of(group: Client, slots: Slots) -> jax.Array:
+    """Return the ids of some clients of a group, (k,) int32; in empty places an id that no client has."""
+    return group.id.at[slots.index].get(mode="fill", fill_value=NOBODY)
+
+
+def places(slots: Slots) -> jax.Array:
+    """Return the places of some clients in their group, (k,) int32, which index its matrices (n, n).
+
+    In empty places it is a number that no client has.
+    """
+    return jnp.where(slots.mask, slots.index, NOBODY)
 
 
 def pairs(matrix, rows, columns):

@@ -1,13 +1,13 @@
 """Personal models: each client has a model of its architecture, trains it and keeps it.
 
-A method's state holds them as `weights`, per group (n_g, ...).
+A method's state holds them as `weights`, per group (n_g, ...), or (n, ...) in a method of one architecture.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group
+from jaxfl.core.client_map import map_clients, one_or_all, per_group
 from jaxfl.core.examples import Examples, own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Cohort, Predictor
@@ -17,7 +17,7 @@ from jaxfl.mechanisms.sharing import predict
 from jaxfl.models.model import Weights
 
 
-def start(key, federation: Federation) -> PerGroup:
+def start(key, federation: Federation) -> Any:
     """Return initial models (n_g, ...), see `each_client`."""
     return each_client(key, initial_weights(key, federation), federation)
 
@@ -30,20 +30,20 @@ def train(
     hyper: Training,
     rows: Callable[[Client, Federation, Any], Examples] = own_rows,
     epochs: Epochs | None = None,
-) -> tuple[PerGroup, PerGroup]:
+) -> tuple[Any, Any]:
     """Train every client of a cohort by LocalSGD on the cross-entropy of its model.
 
     Args:
       key: key of the round.
       federation: the clients.
       cohort: the clients that train.
-      start: their models, per group (k_g, ...).
+      start: their models, per group (k_g, ...), or (k, ...) of one architecture.
       hyper: optimiser, rates, epochs and batch size.
       rows: ``(client, federation, hyper) -> Examples``, on which a client trains.
       epochs: passes over them; by default those of `hyper`.
 
     Returns:
-      Per group the trained models (k_g, ...), and their losses (k_g,).
+      In the same form the trained models, and their losses (k_g,).
     """
 
     def client(key, client, nothing, w):
@@ -51,7 +51,8 @@ def train(
         trained = descend(loss, w, key, rows(client, federation, hyper), hyper, epochs=epochs)
         return trained.weights, trained.loss
 
-    trained, loss = zip(*map_clients(client, key, federation, cohort, own=start), strict=True)
+    done = map_clients(client, key, federation, cohort, own=start)
+    trained, loss = done if federation.alone else zip(*done, strict=True)
     return trained, loss
 
 
@@ -60,14 +61,20 @@ def personal(key, state, federation: Federation, cohort: Cohort) -> PerGroup:
     return of_cohort(state.weights, cohort)
 
 
+def predictor(w: Weights) -> Predictor:
+    """Return models (k, ...) of an architecture as a predictor."""
+    return Predictor(None, w, predict)
+
+
 def predictors(weights: PerGroup) -> PerGroup:
     """Return models (k_g, ...) as predictors."""
-    return per_group(lambda w: Predictor(None, w, predict), weights)
+    return per_group(predictor, weights)
 
 
+@one_or_all("weights")
 def of_cohort(weights: PerGroup, cohort: Cohort) -> PerGroup:
     """Return a cohort's models, out of all models (n_g, ...), as predictors."""
-    return predictors(gather(weights, cohort))
+    return per_group(lambda w, slots: predictor(tree.take(w, slots)), weights, cohort.groups)
 
 
 def with_own_stats(mixed: Weights, own: Weights, bn_stats: str) -> Weights:

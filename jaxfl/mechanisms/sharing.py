@@ -24,7 +24,6 @@ from jaxfl.core.client_map import (
     gather,
     map_and_sum,
     map_clients,
-    per_group,
     scatter,
     sent_down,
     sent_up,
@@ -34,8 +33,9 @@ from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.streams import EXTENSION
 from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
-from jaxfl.data.federation import Client, Federation, PerGroup
+from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.each_architecture import each_architecture
 from jaxfl.mechanisms.hooks import (
     check_hooks,
     checking_memories,
@@ -156,7 +156,7 @@ class Memory(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state between rounds, per group; None in the place of leaves that are elsewhere.
+    """The state between rounds of an architecture; None in the place of leaves that are elsewhere.
 
     Args:
       hyper: the method's options.
@@ -167,10 +167,10 @@ class State(NamedTuple):
     """
 
     hyper: Any
-    shared: PerGroup
-    kept: PerGroup
-    memory: PerGroup
-    server: PerGroup
+    shared: Weights
+    kept: Weights
+    memory: Any
+    server: Any
 
 
 @options
@@ -365,30 +365,20 @@ def sharing(
             broadcast = NOT_SENT if memory.broadcast is no_broadcast else broadcast
             return f(key, Participant(client, received, remembered, broadcast, state.hyper))
 
-        common = tuple(zip(state.shared, map(memory.broadcast, state.server), strict=True))
-        own = tuple(zip(gather(state.kept, cohort), gather(state.memory, cohort), strict=True))
-        return client, common, own
+        common = state.shared, memory.broadcast(state.server)
+        return client, common, (gather(state.kept, cohort), gather(state.memory, cohort))
 
     def init(key, federation, hyper):
-        def extended(g, model, weights):
-            of_group = jax.random.fold_in(jax.random.fold_in(key, EXTENSION), g)
-            return extend(of_group, model, weights, hyper)
-
-        drawn = initial_weights(key, federation)
-        models = federation.models
-        weights = per_group(extended, range(len(models)), models, drawn)
-        kept, shared = zip(*per_group(divide, models, weights), strict=True)
-        remembered = per_group(lambda model, s: memory.client(model, s, hyper), models, shared)
-        remembered = tuple(map(federation.of_each, remembered, range(len(models))))
-        server = per_group(lambda model, s: memory.server(model, s, hyper), models, shared)
+        model, (number,) = federation.group.model, federation.numbers
+        of_group = jax.random.fold_in(jax.random.fold_in(key, EXTENSION), number)
+        weights = extend(of_group, model, initial_weights(key, federation), hyper)
+        kept, shared = divide(model, weights)
+        remembered = federation.of_each(memory.client(model, shared, hyper), 0)
+        server = memory.server(model, shared, hyper)
         return State(hyper, shared, each_client(key, kept, federation), remembered, server)
 
     def receive(key, state, federation, cohort):
-        return per_group(
-            lambda shared, kept: Predictor(shared, kept, predict),
-            state.shared,
-            gather(state.kept, cohort),
-        )
+        return Predictor(state.shared, gather(state.kept, cohort), predict)
 
     def step(key, state, federation, cohort):
         def client(key, participant):
@@ -398,36 +388,28 @@ def sharing(
             return (kept, shared, remembered, trained.loss), (shared, message)
 
         n = cohort_rows(federation, cohort)
-        present = per_group(lambda rows: (rows > 0).astype(rows.dtype), n)
-        shares = per_group(tree.shares, n if memory.by_rows else present)
+        present = (n > 0).astype(n.dtype)
         trains, common, own = participating(client, state, cohort)
-        outputs, means = map_and_sum(trains, key, federation, cohort, shares, common, own)
-        kept, shared, remembered, loss = zip(*outputs, strict=True)
+        shares = tree.shares(n if memory.by_rows else present)
+        outputs, mean = map_and_sum(trains, key, federation, cohort, shares, common, own)
+        (kept, shared, remembered, loss), (mean_shared, message) = outputs, mean
 
-        def serve(g, before, server, mean, present):
-            joining = tree.take(federation.groups[g].newcomer, cohort.groups[g]).astype(present.dtype)
-            clients = federation.participants[g] + (joining * present).sum()
-            model, (shared, message) = federation.models[g], mean
-            means = Means(model, shared, message, present.sum() / clients)
-            after = aggregate(before, server, means, state.hyper)
-            return tree.where(present.any(), after, (before, server))
-
-        groups = range(len(federation.groups))
-        served = per_group(serve, groups, state.shared, state.server, means, present)
-        new_shared, new_server = zip(*served, strict=True)
-        up = sent_up(cohort, means)  # a mean has the shape of a message
-        down = sent_down(cohort, per_group(lambda s, c: (s, memory.broadcast(c)), state.shared, state.server))
-        trained = per_group(lambda s, k: Predictor(None, tree.combine(s, k), predict), shared, kept)
+        joining = tree.take(federation.group.newcomer, cohort.slots).astype(n.dtype)
+        clients = federation.participants[0] + (joining * present).sum()
+        means = Means(federation.group.model, mean_shared, message, present.sum() / clients)
+        before = state.shared, state.server
+        after = tree.where(present.any(), aggregate(*before, means, state.hyper), before)
+        up, down = sent_up(cohort, mean), sent_down(cohort, common)  # a mean has the shape of a message
         return State(
             state.hyper,
-            new_shared,
+            after[0],
             scatter(state.kept, cohort, kept),
             scatter(state.memory, cohort, remembered),
-            new_server,
-        ), Info(loss, up, down, trained=trained)
+            after[1],
+        ), Info(loss, up, down, trained=Predictor(None, tree.combine(shared, kept), predict))
 
     if tune is None:
-        return Algorithm(init, receive, step, personal=receive, averaged=memory.averaged(step))
+        return each_architecture(Algorithm(init, receive, step, receive, averaged=memory.averaged(step)))
 
     tune = checking_trained("tune", tune)
 
@@ -436,7 +418,6 @@ def sharing(
             return tune(key, participant, federation).weights
 
         tunes, common, own = participating(client, state, cohort)
-        weights = map_clients(tunes, key, federation, cohort, common, own)
-        return per_group(lambda w: Predictor(None, w, predict), weights)
+        return Predictor(None, map_clients(tunes, key, federation, cohort, common, own), predict)
 
-    return Algorithm(init, receive, step, personal=tuned, averaged=memory.averaged(step))
+    return each_architecture(Algorithm(init, receive, step, tuned, averaged=memory.averaged(step)))

@@ -21,7 +21,7 @@ from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.mixing import ids, pairs
+from jaxfl.mechanisms.mixing import ids, ids_of, pairs
 
 
 def require_links(federation: Federation) -> None:
@@ -59,7 +59,7 @@ def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tupl
       The same with sum_m W_nm leaf_m in place of every leaf_n; and by group number (k_g,) int32, to how
       many neighbours each client sent its leaves.
     """
-    of_groups = ids(federation, cohort)
+    of_groups = per_group(ids_of, federation.groups, cohort.groups)
     clients = jnp.concatenate([of_groups[g] for g in held])
     links = pairs(federation.links, clients, clients)
     ends = np.cumsum([len(of_groups[g]) for g in held])[:-1].tolist()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from conftest import PUBLIC, SIZES
+from scipy.linalg import block_diag
 
 from jaxfl.core.training import batch_order
 from jaxfl.registry import METHODS
@@ -66,6 +67,11 @@ def own_models(state, federation, t):
 def matrices(name):
     """Return ``state -> the matrices over pairs of clients that users see``."""
     return jax.jit(METHODS[name].build(METHODS[name].config()).matrices)
+
+
+def of_pairs(blocks):
+    """Turn a matrix over pairs of clients per group into one over all, 0 between groups."""
+    return block_diag(*blocks)
 
 
 def by_group(trees):

@@ -74,7 +74,7 @@ class Played(NamedTuple):
     algorithm: Algorithm
     play: Program  # (key, state, federation, cohort) -> Round
     state: Any
-    stacked: Any  # the state's tree, True where a leaf has one entry per client
+    stacked: Any  # the state's tree, the number of a leaf's axes with one entry per client
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def played(request, federation):
     twice = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), federation.groups)
     shapes = jax.eval_shape(start, federation)
     doubled = jax.eval_shape(start, dataclasses.replace(federation, groups=twice))
-    stacked = jax.tree.map(lambda one, other: one.shape != other.shape, shapes, doubled)
+    stacked = jax.tree.map(lambda one, other: sum(map(int.__ne__, one.shape, other.shape)), shapes, doubled)
 
     play = Program(whole_round(algorithm))
     state = play(jax.random.key(1), start(federation), federation, cohort(federation, EVERYONE)).state
@@ -202,17 +202,20 @@ def test_the_order_of_clients_does_not_matter(played, federation):
     orders = (np.array([2, 0, 1]), np.array([1, 0]))
 
     def reorder(values, stacked):
-        def of_leaf(path, mark, leaf):  # a matrix over pairs of clients is ordered by their ids
-            return leaf[orders[group_of(path)]] if mark and group_of(path) is not None else leaf
+        def of_leaf(path, axes, leaf):  # a matrix over pairs of all clients is ordered by their ids
+            if group_of(path) is None:
+                return leaf
+            order = orders[group_of(path)]
+            return leaf[np.ix_(*[order] * axes)]
 
         return jax.tree.map_with_path(of_leaf, stacked, jax.device_get(values))
 
-    everything = jax.tree.map(lambda leaf: True, federation.groups)
+    everything = jax.tree.map(lambda leaf: 1, federation.groups)
     reordered = dataclasses.replace(federation, groups=reorder(federation.groups, everything))
     key, everyone = jax.random.key(2), cohort(federation, EVERYONE)
     done = played.play(key, played.state, federation, everyone)
     other = played.play(key, reorder(played.state, played.stacked), reordered, everyone)
-    stacked = jax.tree.map(lambda leaf: True, done)._replace(state=played.stacked)
+    stacked = jax.tree.map(lambda leaf: 1, done)._replace(state=played.stacked)
     assert_same(other, reorder(done, stacked), tolerance=1e-6)
 
 

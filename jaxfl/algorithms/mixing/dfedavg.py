@@ -27,11 +27,11 @@ class State(NamedTuple):
 
     Args:
       hyper: the options.
-      weights: per group, the clients' models (n_g, ...).
+      weights: the clients' models (n, ...).
     """
 
     hyper: DFedAvg
-    weights: fl.PerGroup
+    weights: fl.Weights
 
 
 def build(config: DFedAvg) -> fl.Algorithm:
@@ -44,18 +44,14 @@ def build(config: DFedAvg) -> fl.Algorithm:
     def step(key, state, federation, cohort):
         own = fl.gather(state.weights, cohort)
         trained, loss = fl.own_models.train(key, federation, cohort, own, state.hyper)
-        exchanged = [fl.topology.gossip(federation, cohort, {g: z}) for g, z in enumerate(trained)]
-        averaged = tuple(mixed[g] for g, (mixed, _) in enumerate(exchanged))
-        averaged = fl.per_group(
-            lambda w, z: fl.own_models.with_own_stats(w, z, config.bn_stats), averaged, trained
-        )
-        weights = fl.scatter(state.weights, cohort, averaged)
-        sizes = map(fl.tree.scalars, fl.own_models.message(weights, config.bn_stats))
-        up = tuple({size: exchanged[g][1][g]} for g, size in enumerate(sizes))
-        down = fl.sent_down(cohort, (0,) * len(cohort.groups))
-        return State(state.hyper, weights), fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
+        averaged, neighbours = fl.topology.gossip(federation, cohort, {0: trained})
+        averaged = fl.own_models.with_own_stats(averaged[0], trained, config.bn_stats)
+        message = fl.own_models.sent(fl.tree.one(trained), config.bn_stats)
+        up, down = {fl.tree.scalars(message): neighbours[0]}, fl.sent_down(cohort, 0)
+        state = State(state.hyper, fl.scatter(state.weights, cohort, averaged))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained))
 
-    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
+    return fl.each_architecture(fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal))
 
 
 dfedavg = fl.Method("dfedavg", build, DFedAvg, needs=("links",))

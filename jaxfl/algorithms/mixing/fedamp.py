@@ -33,7 +33,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import block_diag
 
 from jaxfl import fl
 
@@ -55,21 +54,21 @@ class FedAMP(fl.Training):
 
 
 class State(NamedTuple):
-    """FedAMP's state, per group.
+    """FedAMP's state.
 
     Args:
       hyper: the options.
-      weights: the clients' models (n_g, ...).
-      distances: (n_g, N), squared distances of a client's model from all of its architecture, as these were
-        when it was uploaded, so that a round compares only its cohort with all. Columns are ids.
-      last_upload: (n_g,) int32, the round of a client's last upload; `NEVER` before the first, `NEWCOMER` for
+      weights: the clients' models (n, ...).
+      distances: (n, n), squared distances of a client's model from all, as these were when it was uploaded,
+        so that a round compares only its cohort with all.
+      last_upload: (n,) int32, the round of a client's last upload; `NEVER` before the first, `NEWCOMER` for
         one that does not count as a client yet.
     """
 
     hyper: FedAMP
-    weights: fl.PerGroup
-    distances: fl.PerGroup
-    last_upload: fl.PerGroup
+    weights: fl.Weights
+    distances: jax.Array
+    last_upload: jax.Array
 
 
 class Attention(NamedTuple):
@@ -79,14 +78,9 @@ class Attention(NamedTuple):
     pull: jax.Array
 
 
-def attention(distances, last_upload, hyper: FedAMP) -> Attention:
-    """Return the attention between the clients of an architecture.
-
-    Args:
-      distances: (n, n), see `State`.
-      last_upload: (n,), see `State`.
-      hyper: the options.
-    """
+def attention(state: State) -> Attention:
+    """Return the attention between the clients of an architecture."""
+    hyper, distances, last_upload = state.hyper, state.distances, state.last_upload
     clients, uploaded = (last_upload != NEWCOMER).sum(), last_upload >= 0
     later = last_upload[:, None] >= last_upload[None]
     distances = jnp.where(later, distances, distances.T)  # as the later upload of a pair saw it
@@ -108,36 +102,20 @@ def build(config: FedAMP) -> fl.Algorithm:
     """Mix at the server, train towards the mixture, and measure the distances of models."""
 
     def init(key, federation, hyper):
-        def nothing(group):
-            return jnp.zeros((len(group.id), federation.clients), federation.mean.dtype)
-
-        def never(group):
-            return jnp.where(group.newcomer, NEWCOMER, NEVER)
-
-        last_upload = fl.per_group(never, federation.groups)
-        own = fl.own_models.start(key, federation)
-        return State(hyper, own, fl.per_group(nothing, federation.groups), last_upload)
-
-    def attentions(state, ids):
-        def of_group(i, distances, last_upload):
-            return attention(distances[:, i], last_upload, state.hyper)
-
-        return fl.per_group(of_group, ids, state.distances, state.last_upload)
+        newcomer = federation.group.newcomer
+        distances = jnp.zeros((len(newcomer), len(newcomer)), federation.mean.dtype)
+        last_upload = jnp.where(newcomer, NEWCOMER, NEVER)
+        return State(hyper, fl.own_models.start(key, federation), distances, last_upload)
 
     def aggregates(state, federation, cohort):
-        """Return u_i of a cohort's clients per group (k_g, ...), and lambda / alpha_k per group ()."""
-
-        def of_group(w, own, attention, slots):
-            u = fl.tree.weighted_sum(fl.tree.take(attention.xi, slots), w)
-            return fl.own_models.with_own_stats(u, own, config.bn_stats)
-
+        """Return u_i of a cohort's clients (k, ...), and lambda / alpha_k ()."""
         federation.require_all()
-        found = attentions(state, [group.id for group in federation.groups])
-        own = fl.gather(state.weights, cohort)
-        return fl.per_group(of_group, state.weights, own, found, cohort.groups), tuple(a.pull for a in found)
+        xi, pull = attention(state)
+        u = fl.tree.weighted_sum(fl.tree.take(xi, cohort.slots), state.weights)
+        return fl.own_models.with_own_stats(u, fl.gather(state.weights, cohort), config.bn_stats), pull
 
     def receive(key, state, federation, cohort):
-        return fl.own_models.predictors(aggregates(state, federation, cohort)[0])
+        return fl.own_models.predictor(aggregates(state, federation, cohort)[0])
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
@@ -149,35 +127,27 @@ def build(config: FedAMP) -> fl.Algorithm:
             trained = fl.descend(towards, w, key, fl.own_rows(client, federation, hyper), hyper)
             return trained.weights, trained.loss
 
-        u, pulls = aggregates(state, federation, cohort)
-        own = tuple(zip(fl.gather(state.weights, cohort), u, strict=True))
-        trained, loss = zip(*fl.map_clients(client, key, federation, cohort, pulls, own), strict=True)
+        u, pull = aggregates(state, federation, cohort)
+        own = fl.gather(state.weights, cohort), u
+        trained, loss = fl.map_clients(client, key, federation, cohort, pull, own)
 
         weights = fl.scatter(state.weights, cohort, trained)
-        distances = fl.per_group(distances_to_all, federation.groups, trained, weights, state.distances)
-        now = fl.per_group(lambda slots: jnp.full(slots.mask.shape, cohort.round), cohort.groups)
+        distances = fl.mixing.squared_distances(trained.params, weights.params)
+        now = jnp.full(cohort.slots.mask.shape, cohort.round)
         state = State(
             hyper,
             weights,
             fl.scatter(state.distances, cohort, distances),
             fl.scatter(state.last_upload, cohort, now),
         )
-        models = fl.own_models.message(weights, config.bn_stats)
-        up, down = fl.sent_up(cohort, models), fl.sent_down(cohort, models)
-        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
-
-    def distances_to_all(group, trained, stored, before):
-        """Return squared distances of trained models (k, ...) from all stored ones, (k, N) by ids."""
-        distances = fl.mixing.squared_distances(trained.params, stored.params)
-        return jnp.zeros((len(distances), before.shape[1]), before.dtype).at[:, group.id].set(distances)
+        model = fl.own_models.sent(fl.tree.one(weights), config.bn_stats)
+        up, down = fl.sent_up(cohort, model), fl.sent_down(cohort, model)
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained))
 
     def matrices(state):
-        """Return the weights xi (N, N), 0 between architectures."""
-        ends = np.cumsum([len(last) for last in state.last_upload])
-        ids = np.split(np.arange(ends[-1]), ends[:-1])
-        return {"attention": block_diag(*(of_group.xi for of_group in attentions(state, ids)))}
+        return {"attention": attention(state).xi}
 
-    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices))
 
 
 fedamp = fl.Method("fedamp", build, FedAMP)

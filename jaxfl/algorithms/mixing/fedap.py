@@ -52,10 +52,10 @@ class FedAP(fl.Training):
 
 
 class State(NamedTuple):
-    """The clients' models per group (n_g, ...), and their closeness (N, N): rows sum to 1, diagonal 0."""
+    """The clients' models (n, ...), and their closeness (n, n): rows sum to 1, diagonal 0."""
 
     hyper: FedAP
-    weights: fl.PerGroup
+    weights: fl.Weights
     closeness: jax.Array
 
 
@@ -128,13 +128,9 @@ def build(config: FedAP) -> fl.Algorithm:
     """Visit the clients, compare, mix and train."""
 
     def init(key, federation, hyper):
-        clients = federation.clients
-        for model in federation.models:
-            require_inputs(model)
-        alike = jnp.zeros((clients, clients))
-        for group in federation.groups:
-            equal = closeness(jnp.ones((len(group.id), len(group.id))), group.newcomer)
-            alike = fl.mixing.put_pairs(alike, group.id, group.id, equal)
+        group, n = federation.group, len(federation.group.id)
+        require_inputs(group.model)
+        alike = closeness(jnp.ones((n, n)), group.newcomer)
         return State(hyper, fl.own_models.start(key, federation), alike)
 
     def closeness(d, newcomer):
@@ -146,99 +142,75 @@ def build(config: FedAP) -> fl.Algorithm:
     def prepare(key, state, federation, cohort):
         """Make the passes, and measure the matrix."""
         hyper, passes = state.hyper, cohort.rounds // 2 if config.passes is None else config.passes
+        clients = len(federation.group.id)
 
         def trained(key, client, w):
             rows = held_out_rows(client, federation, hyper)
             return fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
 
-        def visits(key, models):
+        def visits(key, model):
             def visit(key, client, w, nothing):
                 return trained(key, client, w), None
 
-            return fl.visit_clients(visit, models, key, federation, cohort)[0]
+            return fl.visit_clients(visit, model, key, federation, cohort)[0]
 
-        def averaged(key, models):
+        def averaged(key, model):
             def of_client(key, client, w, nothing):
                 return trained(key, client, w), part(client, hyper).astype(federation.mean.dtype)
 
-            sent, held_out = zip(*fl.map_clients(of_client, key, federation, cohort, models), strict=True)
-            return fl.per_group(fl.tree.weighted_mean, sent, held_out, models)
+            sent, held_out = fl.map_clients(of_client, key, federation, cohort, model)
+            return fl.tree.weighted_mean(sent, held_out, model)
 
         once = averaged if config.pretraining == "fedavg" else visits
-        models = fl.per_group(lambda weights: jax.tree.map(lambda leaf: leaf[0], weights), state.weights)
-        models = fl.fori_loop(0, passes, lambda t, models: once(jax.random.fold_in(key, t), models), models)
+        model = jax.tree.map(lambda leaf: leaf[0], state.weights)
+        model = fl.fori_loop(0, passes, lambda t, model: once(jax.random.fold_in(key, t), model), model)
 
         def seen(key, client, w, nothing):
             return moments(client, w, federation)[-1 if config.layers == "last" else 0 :]
 
-        found, matrix = fl.map_clients(seen, key, federation, cohort, models), state.closeness
-        blank = fl.per_group(
-            lambda group, layers: tuple(jnp.zeros((len(group.id), *of[0].shape), of.dtype) for of in layers),
-            federation.groups,
-            found,
-        )
-        for group, layers in zip(federation.groups, fl.scatter(blank, cohort, found), strict=True):
-            near = closeness(distances(layers), group.newcomer)
-            matrix = fl.mixing.put_pairs(matrix, group.id, group.id, near)
-        started = fl.per_group(lambda w, group: fl.tree.repeat(w, len(group.id)), models, federation.groups)
-        loss = fl.per_group(jnp.zeros_like, fl.cohort_rows(federation, cohort))
+        found = fl.map_clients(seen, key, federation, cohort, model)
+        blank = tuple(jnp.zeros((clients, *layer.shape[1:]), layer.dtype) for layer in found)
+        near = closeness(distances(fl.scatter(blank, cohort, found)), federation.group.newcomer)
         # Up: the model after each visit, and the moments. Down: the model before each visit, and at the end.
-        present = fl.per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
-        up = fl.per_group(
-            lambda mask, w, layers: {
-                fl.tree.scalars(w): passes * mask,
-                fl.tree.scalars(fl.tree.one(layers)): mask,
-            },
-            present,
-            models,
-            found,
-        )
-        down = fl.per_group(lambda mask, w: {fl.tree.scalars(w): (passes + 1) * mask}, present, models)
-        return State(hyper, started, matrix), fl.Info(loss, up, down)
+        present, size = cohort.slots.mask.astype(jnp.int32), fl.tree.scalars(model)
+        up = {size: passes * present, fl.tree.scalars(fl.tree.one(found)): present}
+        loss = jnp.zeros_like(fl.cohort_rows(federation, cohort))
+        info = fl.Info(loss, up, {size: (passes + 1) * present})
+        return State(hyper, fl.tree.repeat(model, clients), near), info
 
     def weights(state, i, j):
-        """Return W (k, m) for clients with these ids, rows that sum to 1."""
+        """Return W (k, m) for clients in these places, rows that sum to 1."""
         mu, near = state.hyper.mu, fl.mixing.pairs(state.closeness, i, j)
         oneself = (i[:, None] == j[None]).astype(near.dtype)
         return fl.mixing.row_stochastic(mu * oneself + (1 - mu) * near, i, j)
 
     def mixed(state, federation, cohort):
-        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
-
-        def of_group(model, group, own, stored, i):
-            # A newcomer is in nobody's mixture: its id is none of these.
-            c = weights(state, i, jnp.where(group.newcomer, fl.NOBODY, group.id))
-            kept, _ = fl.tree.split(own, fl.norms(model))
-            _, sent = fl.tree.split(stored, fl.norms(model))
-            return fl.tree.combine(kept, fl.tree.weighted_sum(c, sent))
-
-        return fl.per_group(
-            of_group,
-            federation.models,
-            federation.groups,
-            fl.gather(state.weights, cohort),
-            state.weights,
-            fl.mixing.ids(federation, cohort),
-        )
+        """Return the models that a cohort's clients start from (k, ...)."""
+        model, newcomer = federation.group.model, federation.group.newcomer
+        # A newcomer is in nobody's mixture: its place is none of these.
+        everyone = jnp.where(newcomer, fl.NOBODY, jnp.arange(len(newcomer), dtype=jnp.int32))
+        c = weights(state, fl.mixing.places(cohort.slots), everyone)
+        kept, _ = fl.tree.split(fl.gather(state.weights, cohort), fl.norms(model))
+        _, sent = fl.tree.split(state.weights, fl.norms(model))
+        return fl.tree.combine(kept, fl.tree.weighted_sum(c, sent))
 
     def receive(key, state, federation, cohort):
-        return fl.own_models.predictors(mixed(state, federation, cohort))
+        return fl.own_models.predictor(mixed(state, federation, cohort))
 
     def step(key, state, federation, cohort):
         start = mixed(state, federation, cohort)
         trained, loss = fl.own_models.train(key, federation, cohort, start, state.hyper, other_rows)
-        sent = fl.per_group(
-            lambda model, w: fl.tree.split(fl.tree.one(w), fl.norms(model))[1], federation.models, trained
-        )
+        _, sent = fl.tree.split(fl.tree.one(trained), fl.norms(federation.group.model))
         up, down = fl.sent_up(cohort, sent), fl.sent_down(cohort, sent)
         state = state._replace(weights=fl.scatter(state.weights, cohort, trained))
-        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained))
 
     def matrices(state):
         everyone = jnp.arange(len(state.closeness), dtype=jnp.int32)
         return {"mixture": weights(state, everyone, everyone)}
 
-    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices, prepare=prepare)
+    one = fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices, prepare=prepare)
+    return fl.each_architecture(one)
 
 
 fedap = fl.Method("fedap", build, FedAP)

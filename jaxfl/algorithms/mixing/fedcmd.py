@@ -97,24 +97,24 @@ class FedCMD(fl.Training):
 
 
 class State(NamedTuple):
-    """FedCMD's state, per group except for `hyper` and `phi`.
+    """FedCMD's state.
 
     Args:
       hyper: the options.
       shared: the global model, or the one trained last.
-      weights: the clients' models w_i (n_g, ...).
-      personal_layers: (blocks,) bool, (n_g, blocks) if clients differ; none in the first phase.
+      weights: the clients' models w_i (n, ...).
+      personal_layers: (blocks,) bool, (n, blocks) if clients differ; none in the first phase.
       won: (candidates,) int32, number of rounds that each candidate has won.
-      scores: (candidates,), mean over the last cohort with votes of the group.
-      phi: (N, N), Phi of the pairs that have met, under the options of the authors' code; or None.
+      scores: (candidates,), mean over the last cohort with votes.
+      phi: (n, n), Phi of the pairs that have met, under the options of the authors' code; or None.
     """
 
     hyper: FedCMD
-    shared: fl.PerGroup
-    weights: fl.PerGroup
-    personal_layers: fl.PerGroup
-    won: fl.PerGroup
-    scores: fl.PerGroup
+    shared: fl.Weights
+    weights: fl.Weights
+    personal_layers: jax.Array
+    won: jax.Array
+    scores: jax.Array
     phi: jax.Array | None
 
 
@@ -134,21 +134,19 @@ def build(config: FedCMD) -> fl.Algorithm:
         return candidates(model, config.candidates)
 
     def init(key, federation, hyper):
+        group, n, dtype = federation.group, len(federation.group.id), federation.mean.dtype
         if config.similarity == "updates":  # compares units, the last axis of every layer
-            for model in federation.models:
-                fl.class_means.require_classes_last(model, "FedCMD with similarity=updates")
-        dtype, clients = federation.mean.dtype, federation.clients
+            fl.class_means.require_classes_last(group.model, "FedCMD with similarity=updates")
         shared = fl.initial_weights(key, federation)
-        own = fl.each_client(key, shared, federation)
-        won = fl.per_group(lambda model: jnp.zeros(len(names_of(model)), jnp.int32), federation.models)
+        won = jnp.zeros(len(names_of(group.model)), jnp.int32)
         return State(
             hyper,
             shared,
-            own,
-            fl.per_group(lambda group, won: elected(group, won) & (K_p == 0), federation.groups, won),
+            fl.each_client(key, shared, federation),
+            elected(group, won) & (K_p == 0),
             won,
-            fl.per_group(lambda won: won.astype(dtype), won),
-            jnp.zeros((clients, clients), dtype) if stores_similarity else None,
+            won.astype(dtype),
+            jnp.zeros((n, n), dtype) if stores_similarity else None,
         )
 
     def elected(group, won):
@@ -165,55 +163,37 @@ def build(config: FedCMD) -> fl.Algorithm:
         return layers[group.id % len(choices)] if differ else layers[0]
 
     def layers_of(state, cohort):
-        """Return the personal layers of a cohort's clients, (blocks,) or (k_g, blocks)."""
+        """Return the personal layers of a cohort's clients, (blocks,) or (k, blocks)."""
         if differ:
             return fl.gather(state.personal_layers, cohort)
-        if not in_turn:
-            return state.personal_layers
-        return fl.per_group(
-            lambda layers, slots: fl.tree.repeat(layers, len(slots.mask)),
-            state.personal_layers,
-            cohort.groups,
-        )
+        layers = state.personal_layers
+        return fl.tree.repeat(layers, len(cohort.slots.mask)) if in_turn else layers
 
     def assembled(state, federation, cohort):
-        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
-        pool = (
-            fl.everyone(federation, cohort)
-            if config.tail == "softmax"
-            else fl.mixing.among(federation, cohort)
-        )
+        """Return the models that a cohort's clients start from (k, ...)."""
+        everybody = config.tail == "softmax"
+        pool = fl.everyone(federation, cohort) if everybody else fl.mixing.among(federation, cohort)
+        model, shared, others = federation.group.model, state.shared, fl.gather(state.weights, pool)
+        j = fl.mixing.places(pool.slots)
 
-        def of_group(model, shared, own, others, layers, i, j):
-            def of_clients(layers, own, i):
-                if in_turn:
-                    w = with_personal(model, fl.tree.repeat(shared, len(i)), own, layers)
-                    return fl.own_models.with_own_stats(w, own, config.bn_stats)
-                if config.tail == "uniform":
-                    phi = jnp.ones((len(i), len(j)), federation.mean.dtype)
-                elif stores_similarity:
-                    phi = fl.mixing.pairs(state.phi, i, j)
-                else:
-                    phi = jnp.maximum(cosine(model, own, others, layers), 0)
-                weights = mixing_weights(phi, i, j, federation.clients, config.tail)
-                w = assemble(model, shared, own, others, layers, weights)
+        def of_clients(layers, own, i):
+            if in_turn:
+                w = with_personal(model, fl.tree.repeat(shared, len(i)), own, layers)
                 return fl.own_models.with_own_stats(w, own, config.bn_stats)
+            if config.tail == "uniform":
+                phi = jnp.ones((len(i), len(j)), federation.mean.dtype)
+            elif stores_similarity:
+                phi = fl.mixing.pairs(state.phi, i, j)
+            else:
+                phi = jnp.maximum(cosine(model, own, others, layers), 0)
+            w = assemble(model, shared, own, others, layers, mixing_weights(phi, i, j, config.tail))
+            return fl.own_models.with_own_stats(w, own, config.bn_stats)
 
-            return each_by_its_layers(of_clients, layers, own, i)
-
-        return fl.per_group(
-            of_group,
-            federation.models,
-            state.shared,
-            fl.gather(state.weights, cohort),
-            fl.gather(state.weights, pool),
-            layers_of(state, cohort),
-            fl.mixing.ids(federation, cohort),
-            fl.mixing.ids(federation, pool),
-        )
+        own, i = fl.gather(state.weights, cohort), fl.mixing.places(cohort.slots)
+        return each_by_its_layers(of_clients, layers_of(state, cohort), own, i)
 
     def receive(key, state, federation, cohort):
-        return fl.own_models.predictors(assembled(state, federation, cohort))
+        return fl.own_models.predictor(assembled(state, federation, cohort))
 
     def winner(slots, tally):
         """Return the layer that wins a round: the cohort's tallies (k, ...) -> (candidates,) int32."""
@@ -247,38 +227,30 @@ def build(config: FedCMD) -> fl.Algorithm:
 
         start = assembled(state, federation, cohort)
         if in_turn:
-            own = tuple(zip(start, layers_of(state, cohort), strict=True))
+            own = start, layers_of(state, cohort)
             base, outputs = fl.visit_clients(visit, state.shared, key, federation, cohort, own)
         else:
             base, outputs = None, fl.map_clients(client, key, federation, cohort, own=start)
-        trained, tallies, loss = zip(*outputs, strict=True)
+        trained, tally, loss = outputs
 
         weights = fl.scatter(state.weights, cohort, trained)
-        shared = fl.per_group(
-            fl.tree.weighted_mean, trained, fl.cohort_rows(federation, cohort), state.shared
-        )
+        shared = fl.tree.weighted_mean(trained, fl.cohort_rows(federation, cohort), state.shared)
         if config.base == "stored":
-            members = fl.per_group(
-                lambda group: (~group.newcomer).astype(federation.mean.dtype), federation.groups
-            )
-            base = fl.per_group(fl.tree.weighted_mean, weights, members, shared)
+            members = (~federation.group.newcomer).astype(federation.mean.dtype)
+            base = fl.tree.weighted_mean(weights, members, shared)
         if config.base != "participants":
             shared = fl.tree.where(fedavg, shared, base)
-        won = fl.per_group(
-            lambda slots, won, tally: won + winner(slots, tally), cohort.groups, state.won, tallies
-        )
-        leading = fl.per_group(elected, federation.groups, won)
+        won = state.won + winner(cohort.slots, tally)
+        leading = elected(federation.group, won)
         if config.selection == "fedavg":
-            leading = fl.per_group(lambda layers: layers & (t + 1 >= K_p), leading)
-            first = fl.per_group(
-                lambda now, before: now.any() & ~before.any(), leading, state.personal_layers
-            )
-            weights = fl.per_group(restart, weights, shared, first)
-        scores = fl.per_group(mean_scores, cohort.groups, tallies, state.scores)
+            leading = leading & (t + 1 >= K_p)
+            weights = restart(weights, shared, leading.any() & ~state.personal_layers.any())
+        scores = mean_scores(cohort.slots, tally, state.scores)
         phi = update_similarity(state, federation, cohort, start, trained) if stores_similarity else None
         up, down = traffic(state, federation, cohort)
         state = State(state.hyper, shared, weights, leading, won, scores, phi)
-        return state, fl.Info(loss, up, down, findings(state, federation), fl.own_models.predictors(trained))
+        model, trained = federation.group.model, fl.own_models.predictor(trained)
+        return state, fl.Info(loss, up, down, findings(state, model), trained)
 
     def restart(own, shared, now):
         """Return all clients' models (n, ...), reset to the global one if the second phase begins."""
@@ -287,22 +259,15 @@ def build(config: FedCMD) -> fl.Algorithm:
         return fl.own_models.with_own_stats(begun, own, config.bn_stats)
 
     def update_similarity(state, federation, cohort, start, trained):
-        """Return Phi (N, N) with new entries for the pairs of the cohort."""
+        """Return Phi (n, n) with new entries for the pairs of the cohort."""
+        i, model = fl.mixing.places(cohort.slots), federation.group.model
+        after = jax.tree.map(jnp.subtract, trained, start) if config.similarity == "updates" else trained
 
-        def of_group(model, before, after, layers):
-            if config.similarity == "updates":
-                after = jax.tree.map(jnp.subtract, after, before)
+        def of_clients(layers, own):
+            return jnp.maximum(similar(model, own, after, layers), 0)
 
-            def of_clients(layers, own):
-                return jnp.maximum(similar(model, own, after, layers), 0)
-
-            return each_by_its_layers(of_clients, layers, after)
-
-        new = fl.per_group(of_group, federation.models, start, trained, layers_of(state, cohort))
-        phi = state.phi
-        for of_pairs, i in zip(new, fl.mixing.ids(federation, cohort), strict=True):
-            phi = fl.mixing.put_pairs(phi, i, i, of_pairs)
-        return phi
+        new = each_by_its_layers(of_clients, layers_of(state, cohort), after)
+        return fl.mixing.put_pairs(state.phi, i, i, new)
 
     def traffic(state, federation, cohort):
         """Return scalars sent up (model and, while voting, a layer's index) and down (no personal layers).
@@ -310,24 +275,14 @@ def build(config: FedCMD) -> fl.Algorithm:
         Algorithm 2 broadcasts the last global model of the first phase to all clients, so everybody has l*;
         that broadcast does not count.
         """
-
-        def scalars(model, w):
-            stats = {} if config.bn_stats == "local" else w.stats
-            sizes = [fl.tree.scalars((w.params[name], stats.get(name))) for name in model.names]
-            return jnp.asarray(sizes, jnp.int32)
-
-        of_blocks = fl.per_group(scalars, federation.models, state.shared)
-        present = fl.per_group(lambda slots: slots.mask.astype(jnp.int32), cohort.groups)
+        w, layers = fl.own_models.sent(state.shared, config.bn_stats), layers_of(state, cohort)
+        names, present = federation.group.model.names, cohort.slots.mask.astype(jnp.int32)
+        sizes = jnp.asarray([fl.tree.scalars((w.params[b], w.stats.get(b))) for b in names], jnp.int32)
         voted = ((cohort.round < K_p) & voting).astype(jnp.int32)
-        up = fl.per_group(lambda mask, sizes: mask * (sizes.sum(dtype=jnp.int32) + voted), present, of_blocks)
+        received = jnp.where(layers, 0, jnp.broadcast_to(sizes, layers.shape)).sum(-1, dtype=jnp.int32)
+        return present * (sizes.sum(dtype=jnp.int32) + voted), present * received
 
-        def received(mask, sizes, layers):
-            sizes = jnp.broadcast_to(sizes, layers.shape)
-            return mask * jnp.where(layers, 0, sizes).sum(-1, dtype=jnp.int32)
-
-        return up, fl.per_group(received, present, of_blocks, layers_of(state, cohort))
-
-    return fl.Algorithm(init, receive, step, fl.own_models.personal)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, fl.own_models.personal))
 
 
 def voters(slots, tally):
@@ -340,18 +295,15 @@ def mean_scores(slots, tally, before):
     return fl.tree.weighted_mean(tally.scores, voters(slots, tally).astype(before.dtype), before)
 
 
-def findings(state, federation):
-    """Return scores, rounds won and the choice (a count if clients differ), by layer and architecture."""
-    found = {}
-    of_groups = zip(federation.models, state.scores, state.won, state.personal_layers, strict=True)
-    for model, scores, won, layers in of_groups:
-        suffix = f", {model.name}" if len(federation.models) > 1 else ""
-        names = candidates(model, state.hyper.candidates)
-        found["score" + suffix] = dict(zip(names, scores, strict=True))
-        found["rounds won" + suffix] = dict(zip(names, won, strict=True))
-        chosen = layers.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)
-        found["personal" + suffix] = dict(zip(model.names, chosen, strict=True))
-    return found
+def findings(state, model):
+    """Return scores, rounds won and the choice (a count if clients differ), by layer."""
+    names = candidates(model, state.hyper.candidates)
+    chosen = state.personal_layers.reshape(-1, len(model.names)).sum(0, dtype=jnp.int32)
+    return {
+        "score": dict(zip(names, state.scores, strict=True)),
+        "rounds won": dict(zip(names, state.won, strict=True)),
+        "personal": dict(zip(model.names, chosen, strict=True)),
+    }
 
 
 fedcmd = fl.Method("fedcmd", build, FedCMD)

@@ -70,21 +70,20 @@ def each_by_its_layers(f: Callable, personal, *own):
     return jax.vmap(of_one)(personal, *own)
 
 
-def mixing_weights(phi, i, j, clients: int, tail: str):
+def mixing_weights(phi, i, j, tail: str):
     """Return the weights of eq. 7, Phi_ij / sum_j Phi_ij with Phi_ii = 1, or their softmax over j.
 
     Args:
       phi: (k, m), Phi, similarities of clients i to clients j.
-      i: (k,) int32, ids.
-      j: (m,) int32, ids; `clients` or more in empty places, which have weight 0.
-      clients: number of all clients.
+      i: (k,) int32, places in the group.
+      j: (m,) int32, the same; `fl.NOBODY` in empty places, which have weight 0.
       tail: "softmax", or another value of FedCMD's option, for which the weights are shares.
 
     Returns:
       (k, m), rows that sum to 1.
     """
     same = i[:, None] == j[None]
-    real = jnp.broadcast_to(j < clients, same.shape)
+    real = jnp.broadcast_to(j != fl.NOBODY, same.shape)
     phi = jnp.where(real, jnp.where(same, 1, phi), 0)
     return (
         jax.nn.softmax(phi, axis=1, where=real) if tail == "softmax" else fl.mixing.row_stochastic(phi, i, j)

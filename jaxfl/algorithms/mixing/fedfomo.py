@@ -63,21 +63,21 @@ class FedFomo(fl.Training):
 
 
 class State(NamedTuple):
-    """FedFomo's state, per group.
+    """FedFomo's state.
 
     Args:
       hyper: the options.
-      weights: the clients' models w (n_g, ...).
-      base: the models b (n_g, ...) with which they compare others.
-      uploaded: (n_g,) bool, whether a client has ever taken part.
-      affinity: (n_g, N), the rows of P, whose columns are ids.
+      weights: the clients' models w (n, ...).
+      base: the models b (n, ...) with which they compare others.
+      uploaded: (n,) bool, whether a client has ever taken part.
+      affinity: P (n, n).
     """
 
     hyper: FedFomo
-    weights: fl.PerGroup
-    base: fl.PerGroup
-    uploaded: fl.PerGroup
-    affinity: fl.PerGroup
+    weights: fl.Weights
+    base: fl.Weights
+    uploaded: jax.Array
+    affinity: jax.Array
 
 
 class Pool(NamedTuple):
@@ -89,34 +89,35 @@ class Pool(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A client before local training: its mixture, its new row of P (N,), its number of received models."""
+    """A client before local training: its mixture, its new row of P (n,), its number of received models."""
 
     weights: fl.Weights
     affinity: jax.Array
     received: jax.Array
 
 
-def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon):
+def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon, clients: int):
     """Choose the models that a client downloads.
 
     Args:
       key: key of the client's exploration.
-      affinity: the client's row of P, (N,).
+      affinity: the client's row of P, (n,).
       pool: the models to choose from.
       oneself: the client's id.
       downloads: M, maximum number of downloads.
       epsilon: probability of a random download.
+      clients: N, for all of which random numbers are drawn.
 
     Returns:
       Places in the pool (m,) with m = min(M, n), and a mask (m,) bool of those that are downloads.
     """
-    keys, clients = jax.random.split(key, 3), affinity.shape
-    ties, others = (jax.random.uniform(k, clients)[pool.id] for k in keys[:2])
+    keys = jax.random.split(key, 3)
+    ties, others = (jax.random.uniform(k, (clients,))[pool.id] for k in keys[:2])
     candidate = pool.available & (pool.id != oneself)
     places = min(downloads, len(pool.id))
     random = (jax.random.uniform(keys[2], (downloads,))[:places] < epsilon).sum()
     # The first places go by affinity, with random ties; the other places go to any of the rest.
-    rank = jnp.argsort(jnp.lexsort((ties, -affinity[pool.id], ~candidate)))
+    rank = jnp.argsort(jnp.lexsort((ties, -affinity, ~candidate)))
     exploited = rank < places - random
     chosen = jnp.lexsort((others, ~exploited, ~candidate))[:places]
     return chosen, candidate[chosen]
@@ -127,11 +128,8 @@ def build(config: FedFomo) -> fl.Algorithm:
 
     def init(key, federation, hyper):
         fl.validation.require(federation, "fedfomo weighs models on")
-        own = fl.own_models.start(key, federation)
-        uploaded = fl.per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
-        identity = jnp.eye(federation.clients, dtype=federation.mean.dtype)
-        affinity = fl.per_group(lambda group: identity[group.id], federation.groups)
-        return State(hyper, own, own, uploaded, affinity)
+        own, n = fl.own_models.start(key, federation), len(federation.group.id)
+        return State(hyper, own, own, jnp.zeros(n, bool), jnp.eye(n, dtype=federation.mean.dtype))
 
     def arrive(key, client, federation, epsilon, pool, own) -> Arrival:
         """Download models, evaluate one after another, and mix."""
@@ -139,7 +137,9 @@ def build(config: FedFomo) -> fl.Algorithm:
         # Without validation rows nothing speaks for the model just trained, nor against it.
         b = jax.tree.map(lambda b, w: jnp.where(client.validation_size > 0, b, w), b, w)
         key = jax.random.fold_in(key, EXPLORATION)
-        chosen, downloaded = choose(key, affinity, pool, client.id, config.downloads, epsilon)
+        chosen, downloaded = choose(
+            key, affinity, pool, client.id, config.downloads, epsilon, federation.clients
+        )
         tried = jnp.append(chosen, jnp.argmax(pool.id == client.id).astype(chosen.dtype))
         so_far = fl.validation.loss(client, b, federation)
 
@@ -159,7 +159,7 @@ def build(config: FedFomo) -> fl.Algorithm:
         (pull, total), q = fl.scan(look, nothing, (tried, jnp.append(downloaded, True)))
         share = 1 / jnp.where(total > 0, total, 1)
         mixture = jax.tree.map(lambda b, pull: b + share * pull, b, pull)
-        return Arrival(mixture, affinity.at[pool.id[tried]].add(q), downloaded.sum(dtype=jnp.int32))
+        return Arrival(mixture, affinity.at[tried].add(q), downloaded.sum(dtype=jnp.int32))
 
     def on_clients(f, key, state, federation, cohort):
         """Return ``f(key, client, Arrival)`` for the clients of a cohort."""
@@ -171,18 +171,13 @@ def build(config: FedFomo) -> fl.Algorithm:
         def client(key, client, pool, own):
             return f(key, client, arrive(key, client, federation, epsilon, pool, own))
 
-        pools = fl.per_group(
-            lambda w, group, uploaded: Pool(w, group.id, uploaded),
-            state.weights,
-            federation.groups,
-            state.uploaded,
-        )
-        kept = (fl.gather(of_all, cohort) for of_all in (state.weights, state.base, state.affinity))
-        return fl.map_clients(client, key, federation, cohort, pools, tuple(zip(*kept, strict=True)))
+        pool = Pool(state.weights, federation.group.id, state.uploaded)
+        kept = fl.gather((state.weights, state.base, state.affinity), cohort)
+        return fl.map_clients(client, key, federation, cohort, pool, kept)
 
     def receive(key, state, federation, cohort):
         mixtures = on_clients(lambda key, client, arrival: arrival.weights, key, state, federation, cohort)
-        return fl.own_models.predictors(mixtures)
+        return fl.own_models.predictor(mixtures)
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
@@ -194,32 +189,23 @@ def build(config: FedFomo) -> fl.Algorithm:
             return trained.weights, base, arrival.affinity, arrival.received, trained.loss, trained.steps == 0
 
         outputs = on_clients(client, key, state, federation, cohort)
-        trained, base, affinity, received, loss, idle = zip(*outputs, strict=True)
-        up, down = traffic(state, federation, cohort, received)
+        trained, base, affinity, received, loss, idle = outputs
+        size = fl.tree.scalars(fl.own_models.sent(fl.tree.one(trained), config.bn_stats))
+        up = fl.sent_up(cohort, size + federation.clients)  # the model, and a row of P
+        down = {size: jnp.where(cohort.slots.mask, received, 0)}
         state = State(
             hyper,
             fl.scatter(state.weights, cohort, trained),
             fl.scatter(state.base, cohort, base),
-            fl.scatter(state.uploaded, cohort, fl.per_group(lambda slots: slots.mask, cohort.groups)),
+            fl.scatter(state.uploaded, cohort, cohort.slots.mask),
             fl.scatter(state.affinity, cohort, affinity),
         )
-        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained), idle=idle)
-
-    def traffic(state, federation, cohort, received):
-        """Count the model and a row of P up, and the received models down."""
-        model = fl.per_group(fl.tree.scalars, fl.own_models.message(state.weights, config.bn_stats))
-        up = fl.sent_up(cohort, fl.per_group(lambda model: model + federation.clients, model))
-
-        def down(slots, model, received):
-            return {model: jnp.where(slots.mask, received, 0)}
-
-        return up, fl.per_group(down, cohort.groups, model, received)
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained), idle=idle)
 
     def matrices(state):
-        """Return P (N, N)."""
-        return {"affinity": jnp.concatenate(state.affinity)}
+        return {"affinity": state.affinity}
 
-    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices))
 
 
 fedfomo = fl.Method("fedfomo", build, FedFomo, needs=("validation",))

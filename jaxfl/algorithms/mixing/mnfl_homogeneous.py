@@ -39,10 +39,10 @@ class MNFLHomogeneous(fl.learned_matrix.LearnedMatrix):
 
 
 class State(NamedTuple):
-    """The clients' models per group (n_g, ...), and the matrix C (N, N), 0 between architectures."""
+    """The clients' models (n, ...), and the matrix C (n, n)."""
 
     hyper: MNFLHomogeneous
-    weights: fl.PerGroup
+    weights: fl.Weights
     matrix: jax.Array
 
 
@@ -50,52 +50,41 @@ def build(config: MNFLHomogeneous) -> fl.Algorithm:
     """Mix, train, and learn the matrix."""
 
     def init(key, federation, hyper):
-        matrix = fl.learned_matrix.initial([group.id for group in federation.groups], federation.participants)
+        everyone = jnp.arange(len(federation.group.id), dtype=jnp.int32)
+        matrix = fl.learned_matrix.initial([everyone], federation.participants)
         return State(hyper, fl.own_models.start(key, federation), matrix)
 
     def transferred(state, federation, cohort):
-        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
+        """Return the models that a cohort's clients start from (k, ...)."""
         federation.require_all()
         pool = fl.mixing.among(federation, cohort)
-
-        def of_group(own, others, i, j):
-            teacher = fl.tree.weighted_sum(
-                fl.mixing.row_stochastic(fl.mixing.pairs(state.matrix, i, j), i, j), others
-            )
-            if config.transfer == "prox":
-                left = (1 - 2 * state.hyper.transfer_lr) ** config.transfer_steps
-                teacher = jax.tree.map(lambda w, wbar: wbar + left * (w - wbar), own, teacher)
-            return fl.own_models.with_own_stats(teacher, own, config.bn_stats)
-
-        return fl.per_group(
-            of_group,
-            fl.gather(state.weights, cohort),
-            fl.gather(state.weights, pool),
-            fl.mixing.ids(federation, cohort),
-            fl.mixing.ids(federation, pool),
-        )
+        own, others = fl.gather(state.weights, cohort), fl.gather(state.weights, pool)
+        i, j = fl.mixing.places(cohort.slots), fl.mixing.places(pool.slots)
+        c = fl.mixing.row_stochastic(fl.mixing.pairs(state.matrix, i, j), i, j)
+        teacher = fl.tree.weighted_sum(c, others)
+        if config.transfer == "prox":
+            left = (1 - 2 * state.hyper.transfer_lr) ** config.transfer_steps
+            teacher = jax.tree.map(lambda w, wbar: wbar + left * (w - wbar), own, teacher)
+        return fl.own_models.with_own_stats(teacher, own, config.bn_stats)
 
     def receive(key, state, federation, cohort):
-        return fl.own_models.predictors(transferred(state, federation, cohort))
+        return fl.own_models.predictor(transferred(state, federation, cohort))
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
-
         start = transferred(state, federation, cohort)
         trained, loss = fl.own_models.train(key, federation, cohort, start, hyper)
-        matrix = state.matrix
-        i_of, n_of = fl.mixing.ids(federation, cohort), fl.cohort_rows(federation, cohort)
-        all_rows, clients = (jnp.maximum(n, 1) for n in (federation.training_rows, federation.participants))
-        for w, i, n, of_all, number in zip(trained, i_of, n_of, all_rows, clients, strict=True):
-            gradient = distance_gradient(
-                fl.learned_matrix.teachers(matrix, i), fl.own_models.sent(w, config.bn_stats), n > 0
-            )
-            matrix = fl.learned_matrix.learn(matrix, i, n / of_all, gradient, hyper, number)
-        models = fl.own_models.message(state.weights, config.bn_stats)
-        findings = {"weight": fl.learned_matrix.summary(matrix, federation)}
+
+        i, n = fl.mixing.places(cohort.slots), fl.cohort_rows(federation, cohort)
+        c, w = fl.learned_matrix.teachers(state.matrix, i), fl.own_models.sent(trained, config.bn_stats)
+        share = n / jnp.maximum(federation.training_rows[0], 1)
+        clients = jnp.maximum(federation.participants[0], 1)
+        gradient = distance_gradient(c, w, n > 0)
+        matrix = fl.learned_matrix.learn(state.matrix, i, share, gradient, hyper, clients)
         state = State(hyper, fl.scatter(state.weights, cohort, trained), matrix)
-        up, down = fl.sent_up(cohort, models), fl.sent_down(cohort, models)
-        return state, fl.Info(loss, up, down, findings, fl.own_models.predictors(trained))
+        findings = {"weight": fl.learned_matrix.summary(matrix, federation)}
+        up, down = fl.sent_up(cohort, fl.tree.one(w)), fl.sent_down(cohort, fl.tree.one(w))
+        return state, fl.Info(loss, up, down, findings, fl.own_models.predictor(trained))
 
     def distance_gradient(c, w, present):
         """Return d_nm (k, k): weights c (k, k), models w (k, ...) relative to the mean of those present."""
@@ -104,7 +93,8 @@ def build(config: MNFLHomogeneous) -> fl.Algorithm:
         away = jax.tree.map(jnp.subtract, fl.tree.weighted_sum(c, centred), centred)
         return 2 * fl.mixing.products(away, centred) / fl.tree.scalars(centre)
 
-    return fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=fl.learned_matrix.matrices)
+    matrices = fl.learned_matrix.matrices
+    return fl.each_architecture(fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices))
 
 
 mnfl_homogeneous = fl.Method("mnfl-homogeneous", build, MNFLHomogeneous)

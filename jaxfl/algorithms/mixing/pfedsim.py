@@ -45,20 +45,20 @@ class PFedSim(fl.Training):
 
 
 class State(NamedTuple):
-    """pFedSim's state, per group except for `hyper` and `phi`.
+    """pFedSim's state.
 
     Args:
       hyper: the options.
       shared: the global model, which the second phase does not change.
-      weights: the clients' models as last trained (n_g, ...).
-      has_own: (n_g,) bool, whether a client has trained in the second phase and so deploys its own model.
-      phi: (N, N), Phi of the pairs that have met; 0 elsewhere.
+      weights: the clients' models as last trained (n, ...).
+      has_own: (n,) bool, whether a client has trained in the second phase and so deploys its own model.
+      phi: (n, n), Phi of the pairs that have met; 0 elsewhere.
     """
 
     hyper: PFedSim
-    shared: fl.PerGroup
-    weights: fl.PerGroup
-    has_own: fl.PerGroup
+    shared: fl.Weights
+    weights: fl.Weights
+    has_own: jax.Array
     phi: jax.Array
 
 
@@ -83,97 +83,68 @@ def build(config: PFedSim) -> fl.Algorithm:
         return fl.separate(w, fl.head(model), config.bn_stats)
 
     def init(key, federation, hyper):
-        for model in federation.models:
-            fl.class_means.require_classes_last(model, "pFedSim")
+        model, n = federation.group.model, len(federation.group.id)
+        fl.class_means.require_classes_last(model, "pFedSim")
         own = fl.own_models.start(key, federation)
-        has_own = fl.per_group(lambda group: jnp.zeros(len(group.id), bool), federation.groups)
-        phi = jnp.zeros((federation.clients, federation.clients), federation.mean.dtype)
-        return State(hyper, fl.initial_weights(key, federation), own, has_own, phi)
+        phi = jnp.zeros((n, n), federation.mean.dtype)
+        return State(hyper, fl.initial_weights(key, federation), own, jnp.zeros(n, bool), phi)
 
     def deployed(state, cohort):
-        """Return the models of a cohort's clients, per group (k_g, ...): the global one or their own."""
-
-        def of_group(shared, own, has_own):
-            w = fl.tree.where_each(has_own, own, shared)
-            return fl.own_models.with_own_stats(w, own, config.bn_stats)
-
-        return fl.per_group(
-            of_group, state.shared, fl.gather(state.weights, cohort), fl.gather(state.has_own, cohort)
-        )
+        """Return the models of a cohort's clients (k, ...): the global one or their own."""
+        own, has_own = fl.gather((state.weights, state.has_own), cohort)
+        w = fl.tree.where_each(has_own, own, state.shared)
+        return fl.own_models.with_own_stats(w, own, config.bn_stats)
 
     def received(state, federation, cohort):
-        """Return the models that a cohort's clients start from, per group (k_g, ...)."""
-
-        def of_group(group, stored, w, has_own, i):
-            kept, _ = divide(group.model, w)
-            _, theta = divide(group.model, stored)
-
-            a = attention(fl.mixing.pairs(state.phi, i, group.id), i, group.id)
-            return fl.tree.where_each(has_own, fl.tree.combine(kept, fl.tree.weighted_sum(a, theta)), w)
-
+        """Return the models that a cohort's clients start from (k, ...)."""
         federation.require_all()
-        return fl.per_group(
-            of_group,
-            federation.groups,
-            state.weights,
-            deployed(state, cohort),
-            fl.gather(state.has_own, cohort),
-            fl.mixing.ids(federation, cohort),
-        )
+        model, w = federation.group.model, deployed(state, cohort)
+        kept, _ = divide(model, w)
+        _, theta = divide(model, state.weights)
+        i, j = fl.mixing.places(cohort.slots), jnp.arange(len(state.phi), dtype=jnp.int32)
+        a = attention(fl.mixing.pairs(state.phi, i, j), i, j)
+        mixed = fl.tree.combine(kept, fl.tree.weighted_sum(a, theta))
+        return fl.tree.where_each(fl.gather(state.has_own, cohort), mixed, w)
 
     def receive(key, state, federation, cohort):
-        return fl.own_models.predictors(received(state, federation, cohort))
+        return fl.own_models.predictor(received(state, federation, cohort))
 
     def personal(key, state, federation, cohort):
-        return fl.own_models.predictors(deployed(state, cohort))
+        return fl.own_models.predictor(deployed(state, cohort))
 
     def step(key, state, federation, cohort):
-        hyper = state.hyper
-
+        hyper, model = state.hyper, federation.group.model
         start = received(state, federation, cohort)
         trained, loss = fl.own_models.train(key, federation, cohort, start, hyper)
 
         generalising = generalises(cohort, hyper.generalization)
-        mean = fl.per_group(fl.tree.weighted_mean, trained, fl.cohort_rows(federation, cohort), state.shared)
+        mean = fl.tree.weighted_mean(trained, fl.cohort_rows(federation, cohort), state.shared)
         new = State(
             hyper,
             fl.tree.where(generalising, mean, state.shared),
             fl.scatter(state.weights, cohort, trained),
-            fl.scatter(
-                state.has_own, cohort, fl.per_group(lambda slots: slots.mask & ~generalising, cohort.groups)
-            ),
-            jnp.where(generalising, state.phi, compared(state.phi, federation, cohort, trained)),
+            fl.scatter(state.has_own, cohort, cohort.slots.mask & ~generalising),
+            jnp.where(generalising, state.phi, compared(state.phi, model, cohort, trained)),
         )
-        up, down = traffic(state, federation, cohort)
-        return new, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
+        whole = fl.own_models.sent(fl.tree.one(trained), config.bn_stats)
+        _, theta = divide(model, whole)  # all that a client with its own model receives
+        has_own = fl.gather(state.has_own, cohort)
+        down = jnp.where(has_own, fl.sent_down(cohort, theta), fl.sent_down(cohort, whole))
+        trained = fl.own_models.predictor(trained)
+        return new, fl.Info(loss, fl.sent_up(cohort, whole), down, trained=trained)
 
-    def compared(phi, federation, cohort, trained):
-        """Return Phi (N, N) with new entries for the pairs of a cohort whose models are `trained`."""
-        for model, w, i in zip(federation.models, trained, fl.mixing.ids(federation, cohort), strict=True):
-            classifier = [w.params[name] for name in model.head.names]
-            phi = fl.mixing.put_pairs(
-                phi, i, i, jnp.maximum(fl.mixing.cosine_of_units(classifier, classifier), 0)
-            )
-        return phi
-
-    def traffic(state, federation, cohort):
-        """Count the model up; down the model, or only theta for clients with their own model."""
-        whole = fl.own_models.message(state.weights, config.bn_stats)
-        theta = fl.per_group(lambda model, w: divide(model, w)[1], federation.models, whole)
-        down = fl.per_group(
-            jnp.where,
-            fl.gather(state.has_own, cohort),
-            fl.sent_down(cohort, theta),
-            fl.sent_down(cohort, whole),
-        )
-        return fl.sent_up(cohort, whole), down
+    def compared(phi, model, cohort, trained):
+        """Return Phi (n, n) with new entries for the pairs of a cohort whose models are `trained`."""
+        i, classifier = fl.mixing.places(cohort.slots), [trained.params[name] for name in model.head.names]
+        cosines = fl.mixing.cosine_of_units(classifier, classifier)
+        return fl.mixing.put_pairs(phi, i, i, jnp.maximum(cosines, 0))
 
     def matrices(state):
-        """Return the weights a_ij (N, N) of extractors."""
+        """Return the weights a_ij (n, n) of extractors."""
         everyone = jnp.arange(len(state.phi), dtype=jnp.int32)
         return {"weights": attention(state.phi, everyone, everyone)}
 
-    return fl.Algorithm(init, receive, step, personal, matrices=matrices)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal, matrices=matrices))
 
 
 pfedsim = fl.Method("pfedsim", build, PFedSim)

@@ -27,10 +27,10 @@ class Ditto(fl.Training):
 
 
 class State(NamedTuple):
-    """FedAvg's state, and the personal models v per group (n_g, ...)."""
+    """FedAvg's state, and the personal models v (n, ...)."""
 
     fedavg: Any
-    personal: fl.PerGroup
+    personal: fl.Weights
 
 
 def build(config: Ditto) -> fl.Algorithm:
@@ -61,12 +61,12 @@ def build(config: Ditto) -> fl.Algorithm:
         trained = fl.map_clients(client, key, federation, cohort, state.fedavg.shared, own)
         averaged, info = fedavg.step(key, state.fedavg, federation, cohort)
         state = State(averaged, fl.scatter(state.personal, cohort, trained))
-        return state, info._replace(trained=fl.own_models.predictors(trained))
+        return state, info._replace(trained=fl.own_models.predictor(trained))
 
     def personal(key, state, federation, cohort):
         return fl.own_models.of_cohort(state.personal, cohort)
 
-    return fl.Algorithm(init, receive, step, personal)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal))
 
 
 ditto = fl.Method("ditto", build, Ditto)

@@ -78,11 +78,11 @@ class Posterior(NamedTuple):
 
 
 class State(NamedTuple):
-    """`Weights` of a `Posterior` per group: the global ones, and the clients' (n_g, ...)."""
+    """`Weights` of a `Posterior`: the global ones, and the clients' (n, ...)."""
 
     hyper: PFedBayes
-    shared: fl.PerGroup
-    personal: fl.PerGroup
+    shared: fl.Weights
+    personal: fl.Weights
 
 
 def initial_posterior(model, weights: fl.Weights, rho_0) -> fl.Weights:
@@ -133,13 +133,10 @@ def build(config: PFedBayes) -> fl.Algorithm:
         return fl.separate(weights, fl.no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
-        def of_group(model, weights, own):
-            sent = divide(model, initial_posterior(model, weights, hyper.rho_0))[1]
-            return sent, initial_posterior(model, own, hyper.rho_0)
-
-        weights = fl.initial_weights(key, federation)
-        begun = fl.per_group(of_group, federation.models, weights, fl.each_client(key, weights, federation))
-        return State(hyper, *zip(*begun, strict=True))
+        model, weights = federation.group.model, fl.initial_weights(key, federation)
+        _, sent = divide(model, initial_posterior(model, weights, hyper.rho_0))
+        own = initial_posterior(model, fl.each_client(key, weights, federation), hyper.rho_0)
+        return State(hyper, sent, own)
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
@@ -174,35 +171,27 @@ def build(config: PFedBayes) -> fl.Algorithm:
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)
 
         own = fl.gather(state.personal, cohort)
-        shares = fl.per_group(fl.tree.shares, fl.cohort_rows(federation, cohort))
-        trained, change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
-        q_i, loss = zip(*trained, strict=True)
-        shared = fl.per_group(optax.tree.add, state.shared, change)
-        up, down = fl.sent_up(cohort, state.shared), fl.sent_down(cohort, state.shared)
-        nothing = (None,) * len(q_i)
-        trained = predictors(key, hyper, federation, cohort, nothing, q_i)
-        return State(hyper, shared, fl.scatter(state.personal, cohort, q_i)), fl.Info(
-            loss, up, down, trained=trained
-        )
+        shares = fl.tree.shares(fl.cohort_rows(federation, cohort))
+        (q_i, loss), change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
+        shared = optax.tree.add(state.shared, change)
+        up, down = fl.sent_up(cohort, shared), fl.sent_down(cohort, shared)
+        trained = predictor(key, hyper, federation, cohort, None, q_i)
+        state = State(hyper, shared, fl.scatter(state.personal, cohort, q_i))
+        return state, fl.Info(loss, up, down, trained=trained)
 
     def receive(key, state, federation, cohort):
-        own = fl.gather(state.personal, cohort)
-        statistics = fl.per_group(lambda model, q_i: divide(model, q_i)[0], federation.models, own)
-        return predictors(key, state.hyper, federation, cohort, state.shared, statistics)
+        statistics, _ = divide(federation.group.model, fl.gather(state.personal, cohort))
+        return predictor(key, state.hyper, federation, cohort, state.shared, statistics)
 
     def personal(key, state, federation, cohort):
-        own, nothing = fl.gather(state.personal, cohort), (None,) * len(state.personal)
-        return predictors(key, state.hyper, federation, cohort, nothing, own)
+        own = fl.gather(state.personal, cohort)
+        return predictor(key, state.hyper, federation, cohort, None, own)
 
-    def predictors(key, hyper, federation, cohort, shared, own):
-        """Return predictors of posteriors; every client draws its own samples."""
-
-        def of_group(shared, own, i):
-            of_clients = jax.vmap(jax.random.fold_in, (None, 0))(key, i)
-            stream = jax.random.key_data(of_clients) if config.samples else None
-            return fl.Predictor((shared, hyper.eps_scale), (own, stream), predict)
-
-        return fl.per_group(of_group, shared, own, fl.mixing.ids(federation, cohort))
+    def predictor(key, hyper, federation, cohort, shared, own):
+        """Return a predictor of posteriors; every client draws its own samples."""
+        of_clients = jax.vmap(jax.random.fold_in, (None, 0))(key, fl.mixing.ids(federation, cohort))
+        stream = jax.random.key_data(of_clients) if config.samples else None
+        return fl.Predictor((shared, hyper.eps_scale), (own, stream), predict)
 
     def predict(model, shared, own, x):
         """Return logits of the mean weights, or logarithms of the samples' mean probabilities."""
@@ -221,7 +210,7 @@ def build(config: PFedBayes) -> fl.Algorithm:
         scores = jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32))
         return jax.nn.logsumexp(scores, axis=0) - math.log(config.samples)
 
-    return fl.Algorithm(init, receive, step, personal)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal))
 
 
 pfedbayes = fl.Method("pfedbayes", build, PFedBayes)

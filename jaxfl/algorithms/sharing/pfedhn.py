@@ -50,7 +50,7 @@ class Server(NamedTuple):
 
     Args:
       psi: the hypernetwork's parameters.
-      v: the clients' embeddings (n_g, d).
+      v: the clients' embeddings (n, d).
       opt_state: optimiser states of psi and of v.
     """
 
@@ -60,19 +60,19 @@ class Server(NamedTuple):
 
 
 class State(NamedTuple):
-    """State carried between rounds, per group except for `hyper`.
+    """State carried between rounds.
 
     Args:
       hyper: the options.
-      server: a `Server`.
+      server: the generator.
       stats: the BatchNorm statistics that all clients share.
-      own_stats: the BatchNorm statistics that stay on their clients (n_g, ...).
+      own_stats: the BatchNorm statistics that stay on their clients (n, ...).
     """
 
     hyper: PFedHN
-    server: fl.PerGroup
-    stats: fl.PerGroup
-    own_stats: fl.PerGroup
+    server: Server
+    stats: Any
+    own_stats: Any
 
 
 def build(config: PFedHN) -> fl.Algorithm:
@@ -92,20 +92,17 @@ def build(config: PFedHN) -> fl.Algorithm:
         return fl.separate(w._replace(params={}), lambda path: False, config.bn_stats)
 
     def init(key, federation, hyper):
+        group, (number,) = federation.group, federation.numbers
         d = config.embedding or 1 + federation.clients // 4
-
-        def server(group, g):
-            key_psi, key_v = jax.random.split(jax.random.fold_in(key, g))
-            v = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(key_v, i), (d,)))(group.id)
-            psi: Any = hypernetwork(group.model).init(key_psi, v[0])["params"]
-            if federation.initial:
-                psi = fl.hypernetwork.generating(psi, federation.initial[g].shared.params)
-            start = optimizer(hyper).init
-            return Server(psi, v, (start(psi), start(v)))
-
-        own, shared = zip(*map(divide, fl.initial_weights(key, federation)), strict=True)
-        own = fl.each_client(key, own, federation)
-        return State(hyper, fl.per_group(server, federation.groups, range(len(own))), shared, own)
+        key_psi, key_v = jax.random.split(jax.random.fold_in(key, number))
+        v = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(key_v, i), (d,)))(group.id)
+        psi: Any = hypernetwork(group.model).init(key_psi, v[0])["params"]
+        if federation.initial:
+            psi = fl.hypernetwork.generating(psi, federation.initial[0].shared.params)
+        start = optimizer(hyper).init
+        own, shared = divide(fl.initial_weights(key, federation))
+        server = Server(psi, v, (start(psi), start(v)))
+        return State(hyper, server, shared, fl.each_client(key, own, federation))
 
     def generated(model, shared, own) -> fl.Weights:
         """Return a client's model before training, with parameters h(v; psi)."""
@@ -115,17 +112,14 @@ def build(config: PFedHN) -> fl.Algorithm:
         )
 
     def origins(state, cohort):
-        """Return the inputs of generation: those that all clients share, and the cohort's own (k_g, ...)."""
-        shared = fl.per_group(lambda server, stats: (server.psi, stats), state.server, state.stats)
-        own = fl.per_group(lambda server, stats: (server.v, stats), state.server, state.own_stats)
-        return shared, fl.gather(own, cohort)
+        """Return the inputs of generation: those that all clients share, and the cohort's own (k, ...)."""
+        return (state.server.psi, state.stats), fl.gather((state.server.v, state.own_stats), cohort)
 
     def receive(key, state, federation, cohort):
         def predict_generated(model, shared, own, x):
             return fl.predict(model, None, generated(model, shared, own), x)
 
-        shared, own = origins(state, cohort)
-        return fl.per_group(lambda shared, own: fl.Predictor(shared, own, predict_generated), shared, own)
+        return fl.Predictor(*origins(state, cohort), predict_generated)
 
     def serve(model, server, slots, dw, hyper):
         """Take the server's step along the sum of the weighted dw (k_g, ...), with its gradient clipped."""
@@ -161,28 +155,27 @@ def build(config: PFedHN) -> fl.Algorithm:
             trained = fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper)
             return optax.tree.sub(w.params, trained.weights.params), trained.weights, trained.loss
 
-        def of_group(model, server, stats, slots, n, dw, trained):
-            """Return server and shared statistics after the round, and the clients' own statistics."""
-            own, shared = divide(trained)
-            share = fl.tree.shares(n)
-            dw = jax.tree.map(lambda d: d * share.reshape(-1, *[1] * (d.ndim - 1)), dw)
-            after = serve(model, server, slots, dw, hyper), fl.tree.weighted_mean(shared, n, stats)
-            return *fl.tree.where((n > 0).any(), after, (server, stats)), own
-
         outputs = fl.map_clients(client, key, federation, cohort, *origins(state, cohort))
-        dw, trained, loss = zip(*outputs, strict=True)
+        dw, trained, loss = outputs
+        own, shared = divide(trained)
         n = fl.cohort_rows(federation, cohort)
-        groups = federation.models, state.server, state.stats, cohort.groups, n, dw, trained
-        server, stats, own = zip(*fl.per_group(of_group, *groups), strict=True)
-        sent = fl.per_group(lambda dw, stats: (fl.tree.one(dw), stats), dw, stats)
+        share = fl.tree.shares(n)
+        sent = fl.tree.one(dw), state.stats
+        dw = jax.tree.map(lambda d: d * share.reshape(-1, *[1] * (d.ndim - 1)), dw)
+        before = state.server, state.stats
+        after = (
+            serve(federation.group.model, state.server, cohort.slots, dw, hyper),
+            fl.tree.weighted_mean(shared, n, state.stats),
+        )
+        server, stats = fl.tree.where((n > 0).any(), after, before)
         up, down = fl.sent_up(cohort, sent), fl.sent_down(cohort, sent)
         state = State(hyper, server, stats, fl.scatter(state.own_stats, cohort, own))
-        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(trained))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained))
 
     def embeddings(state):
-        return fl.per_group(lambda server: server.v, state.server)
+        return state.server.v
 
-    return fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings))
 
 
 pfedhn = fl.Method("pfedhn", build, PFedHN)

@@ -49,11 +49,11 @@ class PFedMe(fl.Training):
 
 
 class State(NamedTuple):
-    """The global model w and the personal models theta (n_g, ...), per group."""
+    """The global model w and the personal models theta (n, ...)."""
 
     hyper: PFedMe
-    shared: fl.PerGroup
-    personal: fl.PerGroup
+    shared: fl.Weights
+    personal: fl.Weights
 
 
 def build(config: PFedMe) -> fl.Algorithm:
@@ -64,15 +64,12 @@ def build(config: PFedMe) -> fl.Algorithm:
         return fl.separate(weights, fl.no_leaf(model), config.bn_stats)
 
     def init(key, federation, hyper):
-        weights = fl.initial_weights(key, federation)
-        shared = fl.per_group(lambda model, w: divide(model, w)[1], federation.models, weights)
+        _, shared = divide(federation.group.model, fl.initial_weights(key, federation))
         return State(hyper, shared, fl.own_models.start(key, federation))
 
     def receive(key, state, federation, cohort):
-        def of_group(model, w, theta):
-            return fl.Predictor(w, divide(model, theta)[0], fl.predict)
-
-        return fl.per_group(of_group, federation.models, state.shared, fl.gather(state.personal, cohort))
+        statistics, _ = divide(federation.group.model, fl.gather(state.personal, cohort))
+        return fl.Predictor(state.shared, statistics, fl.predict)
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
@@ -107,18 +104,16 @@ def build(config: PFedMe) -> fl.Algorithm:
             return fl.Weights(params, optax.tree.add(w.stats, change.stats))
 
         own = fl.gather(state.personal, cohort)
-        shares = fl.per_group(fl.tree.shares, fl.cohort_rows(federation, cohort))
-        trained, change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
-        theta, loss = zip(*trained, strict=True)
-        shared = fl.per_group(serve, state.shared, change)
+        shares = fl.tree.shares(fl.cohort_rows(federation, cohort))
+        (theta, loss), change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
         up, down = fl.sent_up(cohort, state.shared), fl.sent_down(cohort, state.shared)
-        state = State(hyper, shared, fl.scatter(state.personal, cohort, theta))
-        return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(theta))
+        state = State(hyper, serve(state.shared, change), fl.scatter(state.personal, cohort, theta))
+        return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(theta))
 
     def personal(key, state, federation, cohort):
         return fl.own_models.of_cohort(state.personal, cohort)
 
-    return fl.Algorithm(init, receive, step, personal)
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal))
 
 
 pfedme = fl.Method("pfedme", build, PFedMe)

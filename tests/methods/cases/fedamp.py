@@ -9,7 +9,7 @@ from conftest import SIZES, assert_same
 from reference import nets
 from reference.training import descend, plain_loss
 
-from jaxfl.algorithms.mixing.fedamp import attention
+from jaxfl.algorithms.mixing.fedamp import State, attention
 from jaxfl.core.job import traced
 from jaxfl.registry import METHODS
 from methods import recording
@@ -131,7 +131,7 @@ def identical_models_are_neither_mixed_nor_pulled():
     """Attention is the identity before the first round, and if all uploaded models are equal."""
     options, same = traced(METHODS["fedamp"].config()), np.zeros((5, 5), np.float32)
     for last in (-1, 0):
-        found = attention(same, np.full(5, last, np.int32), options)
+        found = attention(State(options, None, same, np.full(5, last, np.int32)))
         assert_same(found.xi, np.eye(5, dtype=np.float32))
         assert found.pull == 0
 

@@ -121,7 +121,11 @@ def scores(state, clients, draws, options, x):
 def view(state, federation, t):
     """Return own models, the matrix, and the weights that users see."""
     matrices = recording.matrices("fedap")(state)
-    return recording.own_models(state, federation, t) | {"closeness": state.closeness} | matrices
+    return (
+        recording.own_models(state, federation, t)
+        | {"closeness": recording.of_pairs(state.closeness)}
+        | matrices
+    )
 
 
 # ---- what another method computes
@@ -145,7 +149,7 @@ def newcomers_have_no_weight_in_mixtures():
     """Their weight is 0 in others' mixtures; in their own mixtures all others have equal weights."""
     clients = len(SIZES)
     joining = set_apart(alike(), [np.arange(clients) == 1])
-    closeness = initial("fedap", joining, **TRAINING).closeness
+    (closeness,) = initial("fedap", joining, **TRAINING).closeness
     expected = np.array([[i != j and j != 1 for j in range(clients)] for i in range(clients)], np.float32)
     assert_same(closeness, expected / expected.sum(1, keepdims=True), tolerance=1e-6)
 

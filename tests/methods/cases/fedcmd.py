@@ -18,7 +18,7 @@ from jaxfl.algorithms.mixing.fedcmd_score import candidates
 from jaxfl.core import tree
 from jaxfl.models import zoo
 from methods.cases import NORMALISED, Case, Comparison, local_statistics
-from methods.recording import by_client, by_group
+from methods.recording import by_client, by_group, of_pairs
 from methods.rounds import (
     ALWAYS,
     EVERYONE,
@@ -274,7 +274,7 @@ def view(state, federation, t):
         "scores": found,
         "personal": personal_of_clients(state, federation),
     }
-    return view if state.phi is None else view | {"phi": state.phi}
+    return view if state.phi[0] is None else view | {"phi": of_pairs(state.phi)}
 
 
 def personal_of_clients(state, federation):

@@ -111,7 +111,7 @@ def view(state, federation, t):
     return recording.own_models(state, federation, t) | {
         "base": by_client(state.base, federation),
         "uploaded": by_client(state.uploaded, federation),
-        "affinity": by_client(state.affinity, federation),
+        "affinity": dict(enumerate(recording.of_pairs(state.affinity))),
     }
 
 
@@ -135,7 +135,7 @@ def a_client_alone_in_its_architecture_is_local():
         for name, options in (("fedfomo", {"base": "trained"}), ("local", {}))
     )
     assert_same(fedfomo.weights[0], local.kept[0])
-    assert fedfomo.affinity[0].tolist() == [[1, 0, 0, 0, 0]]
+    assert fedfomo.affinity[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
 def a_client_without_validation_rows_is_local():

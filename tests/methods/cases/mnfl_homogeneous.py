@@ -10,6 +10,7 @@ from reference import nets
 from reference.own_models import sent
 from reference.training import descend, plain_loss
 
+from methods import recording
 from methods.cases import Case, Comparison, local_statistics, mnfl
 from methods.rounds import ALWAYS, TRAINING, equal, mixed, reported, run
 
@@ -92,6 +93,11 @@ def without_steps_towards_the_teacher_it_is_local():
     assert_same(mnfl.weights, local.kept, tolerance=1e-6)
 
 
+def view(state, federation, t):
+    """Return the models and the matrix."""
+    return mnfl.view(state._replace(matrix=recording.of_pairs(state.matrix)), federation, t)
+
+
 OPTIONS = {"matrix_lr": 0.4, "lam": 6000.0, "rho": 0.2}
 
 mnfl_homogeneous = Case(
@@ -99,7 +105,7 @@ mnfl_homogeneous = Case(
     start,
     step,
     scores,
-    view=mnfl.view,
+    view=view,
     traffic=lambda model, models, t: model.size,
     idle_rates={"transfer_lr"},  # only used by the transfer that is not the default
     all_clients=True,

@@ -97,7 +97,7 @@ def view(state, federation, t):
         "shared": by_group(shared),
         "own": by_client(state.weights, federation),
         "apart": by_client(state.has_own, federation),
-        "phi": state.phi,
+        "phi": recording.of_pairs(state.phi),
     } | recording.matrices("pfedsim")(state)
 
 
@@ -112,7 +112,7 @@ def without_a_second_phase_it_is_fedavg():
     ):
         assert_same(pfedsim.shared, fedavg.shared)
         assert_same(reported(report), reported(expected))
-        assert not np.any(pfedsim.phi) and not np.any(pfedsim.has_own[0])
+        assert not any(map(np.any, pfedsim.phi)) and not np.any(pfedsim.has_own[0])
 
 
 def a_client_that_meets_no_other_is_local():

@@ -1,0 +1,121 @@
+"""A method that treats architectures separately is written for one of them, and lifted to all.
+
+In its functions `federation` and `cohort` hold one group, `federation.group` and `cohort.slots`. Nothing is a
+tuple of groups: neither the state nor what `map_clients`, `gather` and the others take and return. Keys fold
+the ids of clients and the numbers of groups, so each group computes what it would as one among several.
+"""
+
+import functools
+
+from jax.scipy.linalg import block_diag
+
+from jaxfl.core.protocol import Algorithm, Info
+
+
+def each_architecture(one: Algorithm) -> Algorithm:
+    """Lift a method of one architecture to all architectures, each of which goes through it alone.
+
+    Every field of the state becomes a tuple with an entry per group, except `hyper`, which all share; a field
+    that is itself a state is lifted like it. With a federation of one architecture the lifted functions are
+    those of `one`, so that one such method can be built on another.
+
+    Args:
+      one: without `host`. A finding's panel is named after its architecture if there are several.
+    """
+
+    @functools.cache
+    def predicts(f):
+        @functools.wraps(f)
+        def of_all(key, state, federation, cohort):
+            if federation.alone:
+                return f(key, state, federation, cohort)
+            return tuple(f(key, *apart) for apart in _each(state, federation, cohort))
+
+        return of_all
+
+    def steps(f):
+        @functools.wraps(f)
+        def of_all(key, state, federation, cohort):
+            if federation.alone:
+                return f(key, state, federation, cohort)
+            done = [f(key, *apart) for apart in _each(state, federation, cohort)]
+            states, infos = zip(*done, strict=True)
+            return _joined(states), _reported(infos, federation)
+
+        return of_all
+
+    @functools.wraps(one.init)
+    def init(key, federation, hyper):
+        if federation.alone:
+            return one.init(key, federation, hyper)
+        return _joined([one.init(key, federation.only(g), hyper) for g in range(len(federation.groups))])
+
+    step = steps(one.step)
+    same = one.averaged and one.averaged.step is one.step  # else `averaged` describes another method
+    return Algorithm(
+        init,
+        predicts(one.receive),
+        step,
+        predicts(one.personal),
+        matrices=one.matrices and _block_diagonal(one.matrices),
+        embeddings=one.embeddings and _stacked(one.embeddings),
+        prepare=one.prepare and steps(one.prepare),
+        averaged=one.averaged._replace(step=step) if one.averaged and same else None,
+    )
+
+
+def _each(state, federation, cohort) -> list[tuple]:
+    """Return (state, federation, cohort) of each group."""
+    return [(s, federation.only(g), cohort.only(g)) for g, s in enumerate(_apart(state))]
+
+
+def _is_state(field) -> bool:
+    names = getattr(field, "_fields", ())
+    return "hyper" in names or any(_is_state(getattr(field, name)) for name in names)
+
+
+def _joined(states):
+    """Return the state of all groups, given those of each."""
+
+    def field(name, *of_groups):
+        if name == "hyper":
+            return of_groups[0]
+        return _joined(of_groups) if _is_state(of_groups[0]) else of_groups
+
+    return type(states[0])(*map(field, states[0]._fields, *states))
+
+
+def _apart(state) -> list:
+    """Undo `_joined`."""
+    fields = state._asdict()
+    hyper = fields.pop("hyper", None)
+    of_groups = zip(*(_apart(field) if _is_state(field) else field for field in fields.values()), strict=True)
+    own = [dict(zip(fields, values, strict=True)) for values in of_groups]
+    return [type(state)(**(values if hyper is None else values | {"hyper": hyper})) for values in own]
+
+
+def _reported(infos, federation) -> Info:
+    """Return the report of a round of all groups, given those of each."""
+    findings = {
+        f"{panel}, {model.name}" if len(infos) > 1 else panel: lines
+        for model, info in zip(federation.models, infos, strict=True)
+        for panel, lines in info.findings.items()
+    }
+    columns = Info._make(zip(*infos, strict=True))
+    absent = {name: None for name, of_groups in columns._asdict().items() if of_groups[0] is None}
+    return columns._replace(findings=findings, **absent)
+
+
+def _stacked(embeddings):
+    """Lift vectors of a group's clients (n_g, d) to all groups."""
+    return lambda state: tuple(map(embeddings, _apart(state)))
+
+
+def _block_diagonal(matrices):
+    """Lift matrices (n_g, n_g) of pairs of a group's clients to (N, N), 0 between groups."""
+
+    def of_all(state):
+        found = [matrices(of_group) for of_group in _apart(state)]
+        return {name: block_diag(*(blocks[name] for blocks in found)) for name in found[0]}
+
+    return of_all
