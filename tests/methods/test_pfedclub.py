@@ -184,7 +184,7 @@ def test_a_chain_of_a_models_own_blocks_computes_the_model(parts):
     weights = weights._replace(stats=jax.tree.map(lambda leaf: leaf + 0.3, weights.stats))
     network = Network(0, 0, 0, blocks_of(model), weights)
     pool = Pool(references([network], np.zeros(4, int)), np.ones((4, 4)))
-    own = assembly.layers(pool.own(0), SHAPE, CLASSES)
+    own = assembly.layers(pool.own(0), SHAPE, CLASSES, "shape")
     assert own == list(pool.blocks)
     x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
     chain = assembly.assemble(own, {0: network}, np.random.default_rng(0))
@@ -195,13 +195,17 @@ def test_a_chain_of_a_models_own_blocks_computes_the_model(parts):
 # ---- stitching layers
 
 
-def test_a_stitching_layer_is_placed_only_where_shapes_differ():
-    assert stitching.between((4, 4, 2), (4, 4, 2), vector=True) is None
-    assert stitching.between((5,), (5,), vector=True) is None
-    assert stitching.between((5,), (1, 1, 5), vector=True) is None  # a dense block takes both as one vector
-    assert stitching.between((1, 1, 5), (5,), vector=True) is None
-    assert stitching.between((5,), (1, 1, 5), vector=False) == Stitch((5,), (1, 1, 5))
-    assert stitching.between((2, 2, 5), (20,), vector=True) == Stitch((2, 2, 5), (20,))
+def test_shapes_fit_where_the_next_block_takes_the_same_numbers():
+    assert stitching.fits((4, 4, 2), (4, 4, 2), vector=True)
+    assert stitching.fits((5,), (5,), vector=True)
+    assert stitching.fits((5,), (1, 1, 5), vector=True)  # a dense block takes both as one vector
+    assert stitching.fits((1, 1, 5), (5,), vector=True)
+    assert not stitching.fits((5,), (1, 1, 5), vector=False)
+    assert not stitching.fits((2, 2, 5), (20,), vector=True)
+
+
+def test_a_dense_block_that_takes_maps_gets_maps_from_maps_and_all_numbers_from_a_vector():
+    assert stitching.between((5, 5, 3), (4, 4, 2), vector=True) == Stitch((5, 5, 3), (4, 4, 2))
     assert stitching.between((5,), (4, 4, 2), vector=True) == Stitch((5,), (32,))
     assert stitching.between((5,), (4, 4, 2), vector=False) == Stitch((5,), (4, 4, 2))
 
@@ -265,9 +269,90 @@ def test_dense_stitching_layers_come_before_every_block_and_at_the_end(federatio
     assert assembly.size(layers) == conv.parameters + fc.parameters + sum(stitches)
 
 
+# Images to a second block, two blocks of equal shapes, neighbours in another model, then every kind of change.
+STITCHED = ((4, 1), (3, 2), (3, 3), (3, 1), (3, 0), (4, 3), (0, 0))
+
+
+@pytest.mark.parametrize("start", ["least-squares", "random"])
+@pytest.mark.parametrize("stitch", ["joint", "shape"])
+def test_stitching_layers_are_placed_and_start_as_the_reference_says(federation, parts, stitch, start):
+    known = (jnp.zeros(3, bool), jnp.zeros(2, bool))
+    given = own_weights(federation), known, federation, cohort(((0,), (0, 1))), parts
+    options = PFedClub(stitch=stitch, stitch_start=start)
+    whole = take_apart(jax.random.key(0), options, is_stitch, *given)
+    by_place = {(block.client, block.index): block for block in whole.pool.blocks}
+    blocks = [by_place[place] for place in STITCHED]
+    network = assembled(whole, blocks)
+    stitches = sum(map(is_stitch, network))
+    assert server.size(whole, blocks) == sum(
+        part.layer.size for part in network
+    ) == sum(leaf.size for part in network for leaf in jax.tree.leaves(part.weights.params))
+    found = run(parts, network, whole.images.x)
+
+    def agrees(*how):
+        expected, number = by_ridge_regression(whole, blocks, *how)
+        assert expected.std(0).min() > 1e-3  # something of the images is left
+        return stitches == number and np.allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+    mistakes = [("shape" if stitch == "joint" else "joint", 1e-3), (stitch, 1.2e-3)]
+    assert agrees(stitch, 1e-3) == (start == "least-squares") and not any(agrees(*how) for how in mistakes)
+
+
+def by_ridge_regression(server, blocks, stitch, ridge):
+    """Return a network's logits (P, C) with stitches that are least squares, and their number."""
+    images = x = np.asarray(server.images.x, float)
+    before, stitches = None, 0
+    for block in [*blocks, None]:
+        shape = block.input_shape if block else (CLASSES,)
+        neighbours = block and (block.client, block.index - 1) == (before or (block.client, -1))
+        if neighbours if stitch == "joint" and block else x.shape[1:] == shape:
+            pass
+        else:
+            stitches += 1
+            model = server.networks[block.client if block else before[0]].parts
+            y = np.asarray(run(server.parts, model[: block.index if block else None], images), float)
+            x = stitched(x, y, shape, ridge, relu=block is not None, flat=bool(block) and block.kind == "fc")
+        if block:
+            x = np.asarray(run(server.parts, (server.networks[block.client].parts[block.index],), x), float)
+            before = block.client, block.index
+    return x, stitches
+
+
+def stitched(x, y, shape, ridge, relu, flat):
+    """Map x (n, ...) to a shape, by the affine map of all pixels that is nearest to y, by the normal way of QR."""
+    if x.ndim == 4 and len(shape) == 3:
+        side = min(x.shape[1], shape[0])
+        x, y = shrunk(x, side), shrunk(y, side)
+    elif x.ndim == 4:
+        x = x.reshape(len(x), -1)
+    elif len(shape) == 3:
+        y = y.reshape(len(y), -1) if flat else y.mean((1, 2))
+    rows, aims = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    inside, aimed = rows - rows.mean(0), aims - aims.mean(0)
+    r = ridge * (inside**2).sum() / inside.shape[1]
+    penalty = np.sqrt(r) * np.eye(inside.shape[1])
+    inside = np.concatenate([inside, penalty])
+    aimed = np.concatenate([aimed, np.zeros((len(penalty), aimed.shape[1]))])
+    kernel = np.linalg.lstsq(inside, aimed, rcond=None)[0]
+    z = (rows - rows.mean(0)) @ kernel + aims.mean(0)
+    z = (np.maximum(z, 0) if relu else z).reshape(*x.shape[:-1], -1)
+    if z.ndim == 4:
+        times = shape[0] // z.shape[1]
+        return z.repeat(times, 1).repeat(times, 2)
+    if len(shape) == 3 and not flat:
+        return np.broadcast_to(z[:, None, None], (len(z), *shape))
+    return z
+
+
+def shrunk(maps, side):
+    """Return the means of areas: (n, h, h, c) -> (n, side, side, c)."""
+    n, height, _, channels = maps.shape
+    return maps.reshape(n, side, height // side, side, height // side, channels).mean((2, 4))
+
+
 def test_gradients_through_a_chain_are_those_of_the_composed_function(federation, parts):
-    members, candidate = candidate_of(federation, (3, 0), (3, 0), (0, 0), (3, 3), (3, 1))
-    layers = assembly.layers(candidate.blocks, SHAPE, CLASSES)
+    members, candidate = candidate_of(federation, (3, 0), (3, 0), (3, 3), (0, 0), (3, 1))
+    layers = assembly.layers(candidate.blocks, SHAPE, CLASSES, "shape")
     assert [(len(s.source), len(s.target), s.relu) for s in layers if isinstance(s, Stitch)] == [
         (3, 3, True),
         (3, 1, True),
@@ -305,7 +390,7 @@ def normalised():
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch", dropout=0.4)
     network = Network(0, 0, 0, blocks_of(model), initial(model))
     first, _, third, last = references([network], np.zeros(4, int))
-    layers = assembly.layers((first, third, last), SHAPE, CLASSES)
+    layers = assembly.layers((first, third, last), SHAPE, CLASSES, "shape")
     return assembly.assemble(layers, {0: network}, np.random.default_rng(0))
 
 
@@ -394,7 +479,7 @@ def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, la
     def tuned(epochs):
         options = PFedClub(server_epochs=epochs, server_batch=PUBLIC, labelled=labelled)
         rng = np.random.default_rng(1)
-        chain = assembly.assemble(assembly.layers(candidate.blocks, SHAPE, CLASSES), members, rng)
+        chain = assembly.assemble(assembly.layers(candidate.blocks, SHAPE, CLASSES, "shape"), members, rng)
         drawn = tuning.draws(PUBLIC, options, rng)
         loss, batches = tuning.objective(images, options, parts, drawn)
         return train(parts, chain, batches, loss, 0.005, trains=is_stitch, key=jax.random.key(0))
@@ -679,6 +764,10 @@ def test_operations_of_parts_are_counted(federation, parts):
     into, between, out = (2 * PUBLIC * a * b for a, b in [(np.prod(SHAPE), 5), (5, 5), (5, CLASSES)])
     assert operations((dense, *stitch, classifier), [1]) == into + 3 * between + 2 * out
     assert operations((dense, classifier), [0, 1]) == 3 * (into + out)
+    seen = Seen(parts, images.x, PUBLIC)
+    layers = [*references([members[0]], np.zeros(2, int))[:1], Stitch((5,), (CLASSES,), relu=False)]
+    _, fitting = flops.on_host(assembly.assemble, layers, members, np.random.default_rng(0), seen)
+    assert fitting == into + out + 2 * PUBLIC * 5 * (5 + CLASSES) + 2 * 5 * CLASSES
 
 
 def test_the_cache_of_images_keeps_the_latest_that_fit(federation, parts):
@@ -848,7 +937,7 @@ def test_pfedhr_refuses_empty_lengths_and_too_large_layers(federation, monkeypat
         JaxflError, match="from \\(8, 8, 1\\) to \\(8, 8, 1\\) has too many weights .4,160.; choose stitch"
     ):
         assembly.layers(candidate.blocks, SHAPE, CLASSES, "dense")
-    assembly.layers(candidate.blocks, SHAPE, CLASSES)
+    assembly.layers(candidate.blocks, SHAPE, CLASSES, "shape")
 
 
 # ---- the identity teacher
