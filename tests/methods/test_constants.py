@@ -20,7 +20,8 @@ FEDDF = {"server_epochs": 1, "server_lr": 1e-3, "temperature": 1.0}
 # 7.0 and 7.2 (e)
 REASSEMBLY = {"lam": 0.2, "groups": 4, "candidates": 4, "server_epochs": 3, "server_lr": 1e-3, "tau": 0.07}
 REASSEMBLY |= {"grouping": "kmeans", "signature_images": 1000, "pool": "cohort"}
-CMSR = {"stitch": "joint", "stitch_start": "least-squares", "anchor": "random", "order": True, "completion": True}
+REASSEMBLY |= {"stitch_start": "least-squares"}  # 14
+CMSR = {"stitch": "joint", "anchor": "random", "order": True, "completion": True}
 
 CONSTANTS = {
     "fedavg-ft": {"ft_epochs": None, "ft_part": "head"},  # 1.3; None: E
@@ -64,7 +65,7 @@ CONSTANTS = {
     | {"draft_epochs": 1, "draft_batch": 128},
     "fedproto": {"lam": 1.0, "uniform": False, "predict": "head"},  # 6.1
     "fedgh": {"server_epochs": 100, "server_lr": 0.01},  # 6.2
-    "pfedhr": REASSEMBLY | {"stitch": "dense", "stitch_start": "least-squares", "shortest": 4, "longest": 6},  # 7.1
+    "pfedhr": REASSEMBLY | {"stitch": "dense", "shortest": 4, "longest": 6},  # 7.1
     "pfedclub": REASSEMBLY | CMSR,  # 7.2
     "pfedclub-plus": REASSEMBLY | CMSR | {"eta": 0.1},  # 7.2
     "scaffold": {"server_lr": 1.0},  # its paper, section 7 (eta_g); the specification has no SCAFFOLD

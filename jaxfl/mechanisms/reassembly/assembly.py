@@ -1,6 +1,8 @@
 """From blocks in a row to a network: its layers, its size, and its weights before training."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Literal
 
 import jax
@@ -30,20 +32,18 @@ def layers(
       blocks: in the order in which they are applied.
       shape: shape of an image.
       classes: number of logits.
-      stitch: "joint" stitches blocks that are no neighbours in their own model, "shape" those whose shapes
-        differ, both by `stitching.between`; "dense" puts a dense linear layer before every block and at the
-        end, as the authors' code of pFedHR does.
+      stitch: small layers, see `stitching.between`, "joint" where a block does not follow the one that it
+        follows in its own model, "shape" where shapes differ; or "dense" layers before every block and at
+        the end, as in the authors' code of pFedHR.
 
     Raises:
       JaxflError: if a dense layer is too large.
     """
     found, before, dense = [], None, stitch == "dense"
     for block in blocks:
-        joint = shape, block.input_shape, block.kind == "fc"
-        if dense:
-            found.append(_dense(shape, block.input_shape))
-        elif not (_follows(block, before) if stitch == "joint" else stitching.fits(*joint)):
-            found.append(stitching.between(*joint))
+        if _is_stitched(stitch, before, shape, block):
+            between = shape, block.input_shape
+            found.append(_dense(*between) if dense else stitching.between(*between, block.kind == "fc"))
         found.append(block)
         before, shape = block, block.output_shape
     if dense:
@@ -53,11 +53,12 @@ def layers(
     return found
 
 
-def _follows(block: BlockRef, before: BlockRef | None) -> bool:
-    """Return whether another block, or None for the images, is before this one in its own model too."""
-    if before is None:
-        return block.index == 0
-    return (before.client, before.index + 1) == (block.client, block.index)
+def _is_stitched(stitch: str, before: BlockRef | None, shape: tuple[int, ...], block: BlockRef) -> bool:
+    """Return whether a stitching layer comes before a block, after another one or, if None, images (shape)."""
+    if stitch == "joint":
+        here = (before.client, before.index) if before else (block.client, -1)
+        return here != (block.client, block.index - 1)
+    return stitch == "dense" or not stitching.fits(shape, block.input_shape, block.kind == "fc")
 
 
 def _dense(source: tuple[int, ...], target: tuple[int, ...]) -> Stitch:
@@ -87,27 +88,24 @@ def assemble(
       layers: see `layers`.
       networks: by client id, the networks whose blocks are used.
       rng: draws the weights of stitches.
-      seen: images to which small stitches are fitted instead, see `stitching.least_squares`; each to what it
-        gets in this network.
+      seen: images on which small stitches start by least squares instead.
     """
-    network = ()
-    for place, layer in enumerate(layers):
+    network, own = (), ()
+    for layer, after in zip_longest(layers, layers[1:]):
         if isinstance(layer, BlockRef):
-            part = networks[layer.client].parts[layer.index]
-        elif seen and not layer.dense:
-            given, wanted = seen.through(network), seen.through(_used_to(layers, place, networks))
-            params = seen.parts.program(stitching.fitting, layer).counted(given, wanted)
-            part = Part(layer, Weights(params, {}))
+            own = networks[layer.client].parts
+            part = own[layer.index]
         else:
-            key = jax.random.key(int(rng.integers(2**31)))
-            part = Part(layer, Weights(stitching.initial(key, layer), {}))
+            if isinstance(after, BlockRef):  # otherwise logits, which are those of the last block's model
+                own = networks[after.client].parts[: after.index]
+            part = Part(layer, Weights(_start(layer, network, own, rng, seen), {}))
         network = (*network, part)
     return network
 
 
-def _used_to(layers: Sequence[BlockRef | Stitch], place: int, networks: Mapping[int, Network]) -> Chain:
-    """Return what the block after a stitch follows in its own model; at the end, the last block's model."""
-    if place + 1 < len(layers):
-        block = layers[place + 1]
-        return networks[block.client].parts[: block.index]
-    return networks[layers[place - 1].client].parts
+def _start(stitch: Stitch, before: Chain, own: Chain, rng: np.random.Generator, seen: Seen | None) -> dict:
+    """Return the first weights of a stitch, which follows some parts and stands for a model's own ones."""
+    if seen is None or stitch.dense:
+        return stitching.initial(jax.random.key(int(rng.integers(2**31))), stitch)
+    least_squares = seen.parts.program(partial, stitching.least_squares, stitch)
+    return least_squares.counted(seen.through(before), seen.through(own))

@@ -21,7 +21,7 @@ class Reassembly(Training):
     candidates: int = within("[1, inf)", 4)
     """Largest number of networks among which a teacher is chosen."""
     stitch: Literal["joint", "shape", "dense"] = "joint"
-    """Stitching layers: small between blocks of different origin or shape, or dense before all (pFedHR's code)."""
+    """Stitching layers: small ones where origins or shapes of blocks differ, or dense ones before all."""
     stitch_start: Literal["least-squares", "random"] = "least-squares"
     """How small stitching layers start: nearest to what the next block is used to, or at random."""
     labelled: bool = True

@@ -1,15 +1,15 @@
 """Layers that fit the output of one block to the input of the next.
 
-A stitching layer is ReLU(W^T X + b) (pFedClub, section 3.2.3). Every pixel of maps is one X, after resizing to
-the next block's height and width. Before a block that takes a vector, maps become one X: their means or, up to
-4x4, all their pixels. Before a convolution, a vector is repeated at every pixel; before a dense block that takes
-maps, it is mapped to all their numbers. A model that does not put out logits ends with a layer without ReLU.
+A stitching layer is ReLU(W^T X + b) (pFedClub, section 3.2.3). Every pixel of maps is one X, after resizing
+to the next block's height and width. Before a block that takes a vector, maps become one X: their means or,
+up to 4x4, all their pixels. Before a convolution, a vector is repeated at every pixel; before a dense block
+that takes maps, it is mapped to all their numbers. A model that does not put out logits ends with a layer
+without ReLU.
 
 The paper leaves the layer's form open. The other form here is that of pFedHR's code: W^T X + b without ReLU,
 from all numbers of one side to all of the other. Such a layer often has more weights than the models.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from jaxfl.models.blocks import uniform
 from jaxfl.models.maps import resize
 
-RIDGE = 1e-3  # of the mean square of the inputs
+RIDGE = 1e-3  # of the inputs' mean square
 FLATTENED = 4  # pixels, the largest height and width of maps that are flattened
 
 
@@ -81,35 +81,31 @@ def initial(key, stitch: Stitch) -> dict:
 
 
 def least_squares(stitch: Stitch, x: jax.Array, y: jax.Array) -> dict:
-    """Return the weights whose output, before ReLU, is nearest to what the next block is used to.
+    """Return the weights of a small layer that comes nearest to the next block's usual input.
 
-    Pan, Cai and Zhuang 2023, "Stitchable Neural Networks", CVPR, section 3.2. Here with a ridge, as vectors
-    may be longer than there are images: over all X (N, i) and Y (N, o), both centred,
+    Pan, Cai and Zhuang 2023, "Stitchable Neural Networks", CVPR, section 3.2; with a ridge, as vectors may be
+    longer than there are images. Over all X with a 1 for the bias, (N, i), and all Y, (N, o),
 
         min_W ||X W - Y||^2 + r ||W||^2            r = RIDGE ||X||^2 / i
 
     Args:
-      stitch: a small one.
-      x: its inputs (B, *source).
-      y: inputs of the next block in its own model (B, ...), for the same images.
+      stitch: the layer.
+      x: its input (B, *source).
+      y: the next block's input in its own model (B, ...), for the same images.
     """
     x = _taken(stitch, x)
     if x.ndim == 4:
-        y = resize(y, *x.shape[1:3])
+        _, height, width, _ = x.shape
+        y = resize(y, height, width)
     elif len(stitch.target) == 3:
         y = y.mean((1, 2))
     x, y = x.reshape(-1, stitch.shape[0]), y.reshape(-1, stitch.shape[1])
-    x_mean, y_mean = x.mean(0, keepdims=True), y.mean(0, keepdims=True)
-    x, y = x - x_mean, y - y_mean
+    x = jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], 1)
     gram, product = (jnp.matmul(x.T, of, precision="highest") for of in (x, y))
-    ridge = RIDGE * gram.trace() / len(gram) + jnp.finfo(x.dtype).tiny  # not singular if all X are equal
-    kernel = cho_solve(cho_factor(gram + ridge * jnp.eye(len(gram))), product)
-    return {"kernel": kernel, "bias": (y_mean - jnp.matmul(x_mean, kernel, precision="highest"))[0]}
-
-
-def fitting(stitch: Stitch):
-    """Return `least_squares` of one layer."""
-    return functools.partial(least_squares, stitch)
+    ridge = RIDGE * gram.trace() / len(gram)
+    # The normal equations, as a decomposition of X takes ten times as long.
+    weights = cho_solve(cho_factor(gram + ridge * jnp.eye(len(gram))), product)
+    return {"kernel": weights[:-1], "bias": weights[-1]}
 
 
 def apply(stitch: Stitch, weights: dict, x: jax.Array) -> jax.Array:
