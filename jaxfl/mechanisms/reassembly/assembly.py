@@ -54,7 +54,7 @@ def layers(
 
 
 def _is_stitched(stitch: str, before: BlockRef | None, shape: tuple[int, ...], block: BlockRef) -> bool:
-    """Return whether a stitching layer comes before a block, after another one or, if None, images (shape)."""
+    """Return whether a stitching layer comes before a block; `before` is None for images, of this shape."""
     if stitch == "joint":
         here = (before.client, before.index) if before else (block.client, -1)
         return here != (block.client, block.index - 1)
