@@ -20,7 +20,8 @@ FEDDF = {"server_epochs": 1, "server_lr": 1e-3, "temperature": 1.0}
 # 7.0 and 7.2 (e)
 REASSEMBLY = {"lam": 0.2, "groups": 4, "candidates": 4, "server_epochs": 3, "server_lr": 1e-3, "tau": 0.07}
 REASSEMBLY |= {"grouping": "kmeans", "signature_images": 1000, "pool": "cohort"}
-CMSR = {"stitch": "fit", "anchor": "random", "order": True, "completion": True}
+REASSEMBLY |= {"stitch_start": "least-squares"}  # 14
+CMSR = {"stitch": "joint", "anchor": "random", "order": True, "completion": True}
 
 CONSTANTS = {
     "fedavg-ft": {"ft_epochs": None, "ft_part": "head"},  # 1.3; None: E

@@ -184,7 +184,7 @@ def test_a_chain_of_a_models_own_blocks_computes_the_model(parts):
     weights = weights._replace(stats=jax.tree.map(lambda leaf: leaf + 0.3, weights.stats))
     network = Network(0, 0, 0, blocks_of(model), weights)
     pool = Pool(references([network], np.zeros(4, int)), np.ones((4, 4)))
-    own = assembly.layers(pool.own(0), SHAPE, CLASSES)
+    own = assembly.layers(pool.own(0), SHAPE, CLASSES, "shape")
     assert own == list(pool.blocks)
     x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
     chain = assembly.assemble(own, {0: network}, np.random.default_rng(0))
@@ -195,13 +195,17 @@ def test_a_chain_of_a_models_own_blocks_computes_the_model(parts):
 # ---- stitching layers
 
 
-def test_a_stitching_layer_is_placed_only_where_shapes_differ():
-    assert stitching.between((4, 4, 2), (4, 4, 2), vector=True) is None
-    assert stitching.between((5,), (5,), vector=True) is None
-    assert stitching.between((5,), (1, 1, 5), vector=True) is None  # a dense block takes both as one vector
-    assert stitching.between((1, 1, 5), (5,), vector=True) is None
-    assert stitching.between((5,), (1, 1, 5), vector=False) == Stitch((5,), (1, 1, 5))
-    assert stitching.between((2, 2, 5), (20,), vector=True) == Stitch((2, 2, 5), (20,))
+def test_shapes_fit_where_the_next_block_takes_the_same_numbers():
+    assert stitching.fits((4, 4, 2), (4, 4, 2), vector=True)
+    assert stitching.fits((5,), (5,), vector=True)
+    assert stitching.fits((5,), (1, 1, 5), vector=True)  # a dense block takes both as one vector
+    assert stitching.fits((1, 1, 5), (5,), vector=True)
+    assert not stitching.fits((5,), (1, 1, 5), vector=False)
+    assert not stitching.fits((2, 2, 5), (20,), vector=True)
+
+
+def test_a_dense_block_that_takes_maps_gets_maps_from_maps_and_all_numbers_from_a_vector():
+    assert stitching.between((5, 5, 3), (4, 4, 2), vector=True) == Stitch((5, 5, 3), (4, 4, 2))
     assert stitching.between((5,), (4, 4, 2), vector=True) == Stitch((5,), (32,))
     assert stitching.between((5,), (4, 4, 2), vector=False) == Stitch((5,), (4, 4, 2))
 
@@ -265,9 +269,83 @@ def test_dense_stitching_layers_come_before_every_block_and_at_the_end(federatio
     assert assembly.size(layers) == conv.parameters + fc.parameters + sum(stitches)
 
 
+# Images to a second block, equal shapes, neighbours in another model, every other kind of change.
+STITCHED = ((4, 1), (3, 2), (3, 3), (3, 1), (3, 0), (4, 3), (0, 0))
+
+
+@pytest.mark.parametrize("start", ["least-squares", "random"])
+@pytest.mark.parametrize("stitch", ["joint", "shape"])
+def test_stitching_layers_are_placed_and_start_as_the_reference_says(federation, parts, stitch, start):
+    known = (jnp.zeros(3, bool), jnp.zeros(2, bool))
+    given = own_weights(federation), known, federation, cohort(((0,), (0, 1))), parts
+    options = PFedClub(stitch=stitch, stitch_start=start)
+    whole = take_apart(jax.random.key(0), options, is_stitch, *given)
+    by_place = {(block.client, block.index): block for block in whole.pool.blocks}
+    blocks = [by_place[place] for place in STITCHED]
+    network = assembled(whole, blocks)
+    scalars = sum(leaf.size for part in network for leaf in jax.tree.leaves(part.weights.params))
+    assert server.size(whole, blocks) == scalars
+    found = run(parts, network, whole.images.x)
+
+    def agrees(*how):
+        expected, stitches = by_ridge_regression(whole, blocks, *how)
+        assert expected.std(0).min() > 1e-3  # something of the images is left
+        return sum(map(is_stitch, network)) == stitches and np.allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+    mistakes = [("shape" if stitch == "joint" else "joint", 1e-3), (stitch, 1.2e-3)]
+    assert agrees(stitch, 1e-3) == (start == "least-squares") and not any(agrees(*how) for how in mistakes)
+
+
+def by_ridge_regression(server, blocks, stitch, ridge):
+    """Return a network's logits (P, C) with stitches that are least squares, and their number."""
+    images = x = np.asarray(server.images.x, float)
+    before, stitches = (blocks[0].client, -1), 0
+    for block in [*blocks, None]:
+        model = server.networks[block.client if block else before[0]].parts
+        shape, end = (block.input_shape, block.index) if block else ((CLASSES,), len(model))
+        neighbours = stitch == "joint" and block and (block.client, block.index - 1) == before
+        if not neighbours and (x.shape[1:] != shape or stitch == "joint" and block):
+            y = np.asarray(run(server.parts, model[:end], images), float)
+            x = stitched(x, y, ridge, relu=block is not None, flat=block and block.kind == "fc")
+            stitches += 1
+        if block:
+            x = np.asarray(run(server.parts, (model[block.index],), x), float)
+            before = block.client, block.index
+    return x, stitches
+
+
+def stitched(x, y, ridge, relu, flat):
+    """Map x (n, ...) to y (n, ...) by one affine map of all pixels; a QR decomposition solves for it."""
+    shape = y.shape
+    if x.ndim == 4 and y.ndim == 4:
+        side = min(x.shape[1], y.shape[1])
+        x, y = shrunk(x, side), shrunk(y, side)
+    elif x.ndim == 4:
+        x = x.reshape(len(x), -1)
+    elif y.ndim == 4:
+        y = y.reshape(len(y), -1) if flat else y.mean((1, 2))
+    rows, aims = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    rows = np.column_stack([rows, np.ones(len(rows))])
+    width = rows.shape[1]
+    penalty = np.sqrt(ridge * (rows**2).sum() / width) * np.eye(width)
+    q, r = np.linalg.qr(np.concatenate([rows, penalty]))
+    z = rows @ np.linalg.solve(r, q.T @ np.concatenate([aims, np.zeros((width, aims.shape[1]))]))
+    z = (np.maximum(z, 0) if relu else z).reshape(*x.shape[:-1], -1)
+    if z.ndim == 4:
+        times = shape[1] // z.shape[1]
+        return z.repeat(times, 1).repeat(times, 2)
+    return np.broadcast_to(z[:, None, None], shape) if len(shape) == 4 and not flat else z
+
+
+def shrunk(maps, side):
+    """Return the means of areas: (n, h, h, c) -> (n, side, side, c)."""
+    n, height, _, channels = maps.shape
+    return maps.reshape(n, side, height // side, side, height // side, channels).mean((2, 4))
+
+
 def test_gradients_through_a_chain_are_those_of_the_composed_function(federation, parts):
-    members, candidate = candidate_of(federation, (3, 0), (3, 0), (0, 0), (3, 3), (3, 1))
-    layers = assembly.layers(candidate.blocks, SHAPE, CLASSES)
+    members, candidate = candidate_of(federation, (3, 0), (3, 0), (3, 3), (0, 0), (3, 1))
+    layers = assembly.layers(candidate.blocks, SHAPE, CLASSES, "shape")
     assert [(len(s.source), len(s.target), s.relu) for s in layers if isinstance(s, Stitch)] == [
         (3, 3, True),
         (3, 1, True),
@@ -305,7 +383,7 @@ def normalised():
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch", dropout=0.4)
     network = Network(0, 0, 0, blocks_of(model), initial(model))
     first, _, third, last = references([network], np.zeros(4, int))
-    layers = assembly.layers((first, third, last), SHAPE, CLASSES)
+    layers = assembly.layers((first, third, last), SHAPE, CLASSES, "shape")
     return assembly.assemble(layers, {0: network}, np.random.default_rng(0))
 
 
@@ -388,13 +466,13 @@ def test_batchnorm_after_a_dense_layer_does_not_train_on_single_images(normalise
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, parts, labelled):
-    members, candidate = candidate_of(federation, (3, 0), (0, 0), (3, 3))
+    members, candidate = candidate_of(federation, (3, 0), (0, 1), (3, 3))
     images = tuning.images_of(federation)
 
     def tuned(epochs):
         options = PFedClub(server_epochs=epochs, server_batch=PUBLIC, labelled=labelled)
         rng = np.random.default_rng(1)
-        chain = assembly.assemble(assembly.layers(candidate.blocks, SHAPE, CLASSES), members, rng)
+        chain = assembly.assemble(assembly.layers(candidate.blocks, SHAPE, CLASSES, "shape"), members, rng)
         drawn = tuning.draws(PUBLIC, options, rng)
         loss, batches = tuning.objective(images, options, parts, drawn)
         return train(parts, chain, batches, loss, 0.005, trains=is_stitch, key=jax.random.key(0))
@@ -679,6 +757,10 @@ def test_operations_of_parts_are_counted(federation, parts):
     into, between, out = (2 * PUBLIC * a * b for a, b in [(np.prod(SHAPE), 5), (5, 5), (5, CLASSES)])
     assert operations((dense, *stitch, classifier), [1]) == into + 3 * between + 2 * out
     assert operations((dense, classifier), [0, 1]) == 3 * (into + out)
+    seen = Seen(parts, images.x, PUBLIC)
+    layers = [*references([members[0]], np.zeros(2, int))[:1], Stitch((5,), (CLASSES,), relu=False)]
+    _, fitting = flops.on_host(assembly.assemble, layers, members, np.random.default_rng(0), seen)
+    assert fitting == into + out + 2 * PUBLIC * (5 + 1) * (5 + 1 + CLASSES)
 
 
 def test_the_cache_of_images_keeps_the_latest_that_fit(federation, parts):
@@ -848,7 +930,7 @@ def test_pfedhr_refuses_empty_lengths_and_too_large_layers(federation, monkeypat
         JaxflError, match="from \\(8, 8, 1\\) to \\(8, 8, 1\\) has too many weights .4,160.; choose stitch"
     ):
         assembly.layers(candidate.blocks, SHAPE, CLASSES, "dense")
-    assembly.layers(candidate.blocks, SHAPE, CLASSES)
+    assembly.layers(candidate.blocks, SHAPE, CLASSES, "shape")
 
 
 # ---- the identity teacher

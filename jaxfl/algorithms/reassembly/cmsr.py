@@ -12,8 +12,9 @@ The paper keeps all candidates. Their number grows exponentially with R, so here
 drawn uniformly without replacement. The candidate in which no block is substituted is dropped, unless it is
 the only one.
 
-Where the paper leaves room: the anchor most similar to B_{m,1} is a different block, if its group has one.
-Completion starts with the block for which nothing was found, as Figure 2 shows.
+The authors' published code holds no CMSR, so this follows the paper alone. Where it leaves room: the anchor
+most similar to B_{m,1} is a different block, if its group has one. Completion starts with the block for which
+nothing was found, as Figure 2 shows.
 """
 
 from collections.abc import Callable, Sequence

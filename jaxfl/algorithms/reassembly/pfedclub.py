@@ -13,6 +13,12 @@ and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reasse
 divergence the other way round than its source. Labels of D_p are used with ``labelled`` (eq. 2); otherwise
 eq. 3 compares two random views of each image, within mini-batches of `server_batch` images and not over all
 of D_p at once.
+
+The paper completes every candidate by stitching, and says that far fewer parameters are new in those that end
+with the client's own blocks (section 3.2.3). So a stitch comes wherever a block does not follow the one that
+it follows in its own model (``stitch="joint"``). With ``stitch="shape"`` one comes only where shapes differ,
+and blocks of networks alike have nothing to train between them. The paper does not say how stitches start:
+here by least squares, as in the technique that it cites (``stitch_start="least-squares"``).
 """
 
 import math

@@ -15,8 +15,8 @@ and w*_m teaches client m when it takes part again; see `jaxfl.mechanisms.reasse
 pFedClub, candidates belong to no client, and all of their weights are trained.
 
 Stitching layers are those of the code, dense linear maps, also before the first block: from w x h x c numbers
-to as many they have (w h c)^2 weights, so that most of a teacher is stitches. With ``stitch=fit`` they are
-pFedClub's small ones.
+to as many they have (w h c)^2 weights, so that most of a teacher is stitches. They start at random. With
+``stitch="joint"`` or "shape" they are pFedClub's small ones, see `jaxfl.algorithms.reassembly.pfedclub`.
 
 Where paper and code differ: The paper freezes the blocks and trains the stitches; the code trains all, as we
 do. In the code candidates share their blocks with each other and with the clients' models, so that each
@@ -41,8 +41,8 @@ from jaxfl import fl
 class PFedHR(fl.reassembly.Reassembly):
     """Options of pFedHR; `candidates` is S, the number of networks from which all teachers are chosen."""
 
-    stitch: Literal["fit", "dense"] = "dense"
-    """Stitching layers: dense ones before every block, or small ones where shapes differ."""
+    stitch: Literal["joint", "shape", "dense"] = "dense"
+    """Stitching layers: dense ones before all blocks, or small ones where their origins or shapes differ."""
     shortest: int = fl.within("[1, inf)", 4)
     """Blocks of the first candidate; each next one has one more. There are at least as many as groups."""
     longest: int = fl.within("[1, inf)", 6)

@@ -1,6 +1,8 @@
 """From blocks in a row to a network: its layers, its size, and its weights before training."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Literal
 
 import jax
@@ -11,6 +13,7 @@ from jaxfl.mechanisms.reassembly import stitching
 from jaxfl.mechanisms.reassembly.blocks import BlockRef
 from jaxfl.mechanisms.reassembly.chain import Chain, Part
 from jaxfl.mechanisms.reassembly.networks import Network
+from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.models.model import Weights
 
@@ -21,7 +24,7 @@ def layers(
     blocks: Sequence[BlockRef],
     shape: tuple[int, ...],
     classes: int,
-    stitch: Literal["fit", "dense"] = "fit",
+    stitch: Literal["joint", "shape", "dense"],
 ) -> list[BlockRef | Stitch]:
     """Return blocks with the stitching layers between them, from images to logits.
 
@@ -29,20 +32,20 @@ def layers(
       blocks: in the order in which they are applied.
       shape: shape of an image.
       classes: number of logits.
-      stitch: "fit" stitches where shapes differ, see `stitching.between`; "dense" puts a dense linear layer
-        before every block and at the end, as the authors' code of pFedHR does.
+      stitch: small layers, see `stitching.between`, "joint" where a block does not follow the one that it
+        follows in its own model, "shape" where shapes differ; or "dense" layers before every block and at
+        the end, as in the authors' code of pFedHR.
 
     Raises:
       JaxflError: if a dense layer is too large.
     """
-    found, dense = [], stitch == "dense"
+    found, before, dense = [], None, stitch == "dense"
     for block in blocks:
-        if dense:
-            found.append(_dense(shape, block.input_shape))
-        elif between := stitching.between(shape, block.input_shape, vector=block.kind == "fc"):
-            found.append(between)
+        if _is_stitched(stitch, before, shape, block):
+            between = shape, block.input_shape
+            found.append(_dense(*between) if dense else stitching.between(*between, block.kind == "fc"))
         found.append(block)
-        shape = block.output_shape
+        before, shape = block, block.output_shape
     if dense:
         found.append(_dense(shape, (classes,)))
     elif shape != (classes,):
@@ -50,12 +53,20 @@ def layers(
     return found
 
 
+def _is_stitched(stitch: str, before: BlockRef | None, shape: tuple[int, ...], block: BlockRef) -> bool:
+    """Return whether a stitching layer comes before a block; `before` is None for images, of this shape."""
+    if stitch == "joint":
+        here = (before.client, before.index) if before else (block.client, -1)
+        return here != (block.client, block.index - 1)
+    return stitch == "dense" or not stitching.fits(shape, block.input_shape, block.kind == "fc")
+
+
 def _dense(source: tuple[int, ...], target: tuple[int, ...]) -> Stitch:
     stitch = Stitch(source, target, relu=False, dense=True)
     if stitch.size > LARGEST_STITCH:
         raise JaxflError(
             f"A dense stitching layer from {source} to {target} has too many weights ({stitch.size:,}); "
-            "choose stitch=fit or networks whose maps are smaller."
+            "choose stitch=joint or networks whose maps are smaller."
         )
     return stitch
 
@@ -66,21 +77,35 @@ def size(layers: Sequence[BlockRef | Stitch]) -> int:
 
 
 def assemble(
-    layers: Sequence[BlockRef | Stitch], networks: Mapping[int, Network], rng: np.random.Generator
+    layers: Sequence[BlockRef | Stitch],
+    networks: Mapping[int, Network],
+    rng: np.random.Generator,
+    seen: Seen | None = None,
 ) -> Chain:
     """Build a network: blocks with their clients' weights, stitches with new ones.
 
     Args:
       layers: see `layers`.
       networks: by client id, the networks whose blocks are used.
-      rng: draws the stitches' weights.
+      rng: draws the weights of stitches.
+      seen: images on which small stitches start by least squares instead.
     """
+    network, own = (), ()
+    for layer, after in zip_longest(layers, layers[1:]):
+        if isinstance(layer, BlockRef):
+            own = networks[layer.client].parts
+            part = own[layer.index]
+        else:
+            if isinstance(after, BlockRef):  # otherwise logits, which are those of the last block's model
+                own = networks[after.client].parts[: after.index]
+            part = Part(layer, Weights(_start(layer, network, own, rng, seen), {}))
+        network = (*network, part)
+    return network
 
-    def part(layer):
-        if isinstance(layer, Stitch):
-            return Part(
-                layer, Weights(stitching.initial(jax.random.key(int(rng.integers(2**31))), layer), {})
-            )
-        return networks[layer.client].parts[layer.index]
 
-    return tuple(map(part, layers))
+def _start(stitch: Stitch, before: Chain, own: Chain, rng: np.random.Generator, seen: Seen | None) -> dict:
+    """Return the first weights of a stitch, which follows some parts and stands for a model's own ones."""
+    if seen is None or stitch.dense:
+        return stitching.initial(jax.random.key(int(rng.integers(2**31))), stitch)
+    least_squares = seen.parts.program(partial, stitching.least_squares, stitch)
+    return least_squares.counted(seen.through(before), seen.through(own))

@@ -20,8 +20,10 @@ class Reassembly(Training):
     """Blocks in use: those of the round's clients, or the latest of all clients that ever took part."""
     candidates: int = within("[1, inf)", 4)
     """Largest number of networks among which a teacher is chosen."""
-    stitch: Literal["fit", "dense"] = "fit"
-    """Stitching layers: small ones where shapes differ, or dense ones before every block (pFedHR's code)."""
+    stitch: Literal["joint", "shape", "dense"] = "joint"
+    """Stitching layers: small ones where origins or shapes of blocks differ, or dense ones before all."""
+    stitch_start: Literal["least-squares", "random"] = "least-squares"
+    """How small stitching layers start: nearest to what the next block is used to, or at random."""
     labelled: bool = True
     """Whether the labels of public images are used; otherwise two random views of each are compared."""
     server_epochs: int = within("[0, inf)", 3)
@@ -33,4 +35,4 @@ class Reassembly(Training):
     tau: float = within("(0, inf)", 0.07)
     """Temperature when two views of images are compared."""
     signature_images: int = within("[2, inf)", 1000)
-    """Largest number of public images by which blocks are compared."""
+    """Largest number of public images by which blocks are compared, and stitching layers start."""

@@ -26,7 +26,7 @@ class Seen:
 
     def __init__(self, parts: CompiledParts, images: np.ndarray, batch_size: int, room: int = ROOM):
         """Start empty; images (P, ...) will go through a part in batches of one size."""
-        self._parts, self._images, self._batch_size, self._room = parts, images, batch_size, room
+        self.parts, self._images, self._batch_size, self._room = parts, images, batch_size, room
         self._remembered = {}
         self._counted = set()
         self._asked = threading.Lock()
@@ -45,12 +45,17 @@ class Seen:
                 if begun in self._remembered:
                     x = self._remembered.pop(begun)
                 else:
-                    x, operations = flops.on_host(run_all, self._parts, (part,), x, self._batch_size)
+                    x, operations = flops.on_host(run_all, self.parts, (part,), x, self._batch_size)
                     flops.add(0 if begun in self._counted else operations)
                     self._counted.add(begun)
                 self._remembered[begun] = x  # as the latest
                 self._forget()
         return done, x
+
+    def through(self, chain: Chain) -> np.ndarray:
+        """Return what the images are after all parts of a chain (P, ...)."""
+        done, x = self.after(chain)
+        return run_all(self.parts, chain[done:], x, self._batch_size)
 
     def _has_room(self, part: Part) -> bool:
         of_one = math.prod(output_shape(part.layer)) * self._images.dtype.itemsize

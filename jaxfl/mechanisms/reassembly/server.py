@@ -51,6 +51,7 @@ class Server(NamedTuple):
       trains: which parts of a network learn there, see `chain.train`.
       parts: the run's programs.
       seen: the public images after the parts that do not learn.
+      sample: those by which blocks are compared, after any parts.
       rng: NumPy's random generator of the round.
       key: JAX's key of the round.
       seconds: by step, the time it has taken; see `timed`.
@@ -67,6 +68,7 @@ class Server(NamedTuple):
     trains: Callable[[Part], bool]
     parts: CompiledParts
     seen: Seen
+    sample: Seen
     rng: np.random.Generator
     key: jax.Array
     seconds: dict[str, float]
@@ -122,6 +124,7 @@ def take_apart(
         trains=trains,
         parts=parts,
         seen=Seen(parts, images.x, options.server_batch),
+        sample=Seen(parts, images.x[some], options.server_batch),
         rng=rng,
         key=key,
         seconds=seconds,
@@ -152,7 +155,8 @@ def size(server: Server, blocks: Sequence[BlockRef]) -> int:
 
 def assembled(server: Server, blocks: Sequence[BlockRef]) -> Chain:
     """Return blocks as a network with untrained stitching layers."""
-    return assembly.assemble(layers(server, blocks), server.networks, server.rng)
+    sample = server.sample if server.options.stitch_start == "least-squares" else None
+    return assembly.assemble(layers(server, blocks), server.networks, server.rng, sample)
 
 
 def tuned(server: Server, several: Sequence[Sequence[BlockRef]]) -> list[Chain]:

@@ -94,7 +94,7 @@ def learning_from_teachers(
                 "The server uses the labels of public images, but those of --public are missing or may mean "
                 "other classes than the clients'; add labelled=false, or labels=true to --public if they fit."
             )
-        if config.stitch == "fit":
+        if config.stitch != "dense":
             for model in federation.models:
                 require_flattening(model)
         clients = [len(group.id) for group in federation.groups]
