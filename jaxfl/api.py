@@ -19,6 +19,7 @@ from jaxfl.config.commands import (
     Part,
     RunFolder,
     Seeds,
+    Shown,
     Targets,
 )
 from jaxfl.config.given import divide, stated
@@ -94,7 +95,6 @@ def compare(
     seeds: int = 1,
     partition_seeds: int = 1,
     run_dir: str | Path | None = None,
-    show: str | Sequence[str] = (),
     hide: str | Sequence[str] = (),
     select: str = "last",
     against: str | None = None,
@@ -112,8 +112,7 @@ def compare(
       seeds: number of repetitions, with seed, seed + 1, ...
       partition_seeds: number of repetitions of all that, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
-      show: further columns of the table, one or a list of those of ``jaxfl report --help``.
-      hide: usual columns that it is to leave out, likewise.
+      hide: usual columns that the table is to leave out, one or a list of those of ``jaxfl report --help``.
       select: the evaluation that its accuracies are of: "last", or the best one on "validation" rows.
       against: one of the methods: a further column says how much more accurate the others are, seed by seed.
       log: as for `run`.
@@ -163,7 +162,6 @@ def compare(
             setup,
             folder=folder,
             only=labels_of_part(variants, checked.pop("part"), folder),
-            show=_several("show", show),
             log=_several("log", log, Callable),
             observer=observer,
             **checked,
@@ -226,8 +224,8 @@ def report(
 
     Args:
       *run_dirs: folders of runs, or folders that contain some.
-      show: further columns, one or a list of those of ``jaxfl report --help``.
-      hide: usual columns to leave out, likewise.
+      show: further scores as columns, one or a list of those of ``jaxfl list scores``.
+      hide: usual columns to leave out, one or a list of those of ``jaxfl report --help``.
       select: the evaluation that the accuracies are of: "last", or the best one on "validation" rows.
       target: accuracies: further columns say what runs spent to reach them.
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
@@ -245,10 +243,10 @@ def report(
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
     given = {"target": target, "out": out, "against": against, "pictures": pictures}
-    checked = stated("jaxfl.report", Targets, Output, Columns, hide=hide, select=select, **given)
-    to, shown = checked["out"] or store.report_folder(folders), _several("show", show)
-    further = {name: value for name, value in checked.items() if name != "out"}
-    return reports.report(folders, to, shown, **further)
+    of_table = {"show": show, "hide": hide, "select": select}
+    checked = stated("jaxfl.report", Targets, Output, Shown, Columns, **of_table, **given)
+    to = checked.pop("out") or store.report_folder(folders)
+    return reports.report(folders, to, **checked)
 
 
 def load(

@@ -27,6 +27,7 @@ from jaxfl.config.commands import (
     Repetition,
     RunFolder,
     Seeds,
+    Shown,
     StudyFolders,
     Targets,
 )
@@ -245,15 +246,20 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
-    columns, targets, output = parse(
-        COMMANDS["report"].usage, arguments, columns=Columns(), targets=Targets(), output=Output()
+    shown, columns, targets, output = parse(
+        COMMANDS["report"].usage,
+        arguments,
+        shown=Shown(),
+        columns=Columns(),
+        targets=Targets(),
+        output=Output(),
     )
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [as_path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    shown = {"target": targets.target, "pictures": output.pictures, **vars(columns)}
-    print_table(reports.report(folders, out, **shown), out)
+    options = {"target": targets.target, "pictures": output.pictures, **vars(shown), **vars(columns)}
+    print_table(reports.report(folders, out, **options), out)
 
 
 def _partition(arguments: list[str]) -> None:

@@ -52,7 +52,6 @@ def compare(
     folder: Path | None = None,
     *,
     partition_seeds: int = 1,
-    show: Sequence[str] = (),
     hide: Collection[str] = (),
     select: str = "last",
     against: str | None = None,
@@ -67,13 +66,12 @@ def compare(
 
     Args:
       variants: methods to compare. Runs that differ only in seeds and rates share a program where possible.
-      setup: the options of every run except the seed.
+      setup: the options of every run except the seed; what it is to `show` are further columns of the table.
       seeds: number of repetitions of each variant, with seed, seed + 1, ...
       folder: new folder, or that of an earlier comparison with the same options, which is continued; by
         default runs/compare-DATASET. Runs with fewer rounds go on to as many.
       partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
-      show: further columns of the table, see `jaxfl.runs.table.tabulate`.
-      hide: usual columns that it is to leave out.
+      hide: usual columns that the table is to leave out, see `jaxfl.runs.table.tabulate`.
       select: the evaluation that its accuracies are of, see `jaxfl.runs.result.selected`.
       against: name or label of a variant. Once all of its runs have finished, a further column shows how
         much more accurate the others are, see `jaxfl.runs.paired`.
@@ -93,7 +91,7 @@ def compare(
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     _check_seeds(setup, seeds, partition_seeds)
-    check_columns(show)
+    check_columns(setup.machine.show)
     if against is not None:
         against = _named(against, variants)
     follow, setup = Log(log), provided(setup, variants)
@@ -121,7 +119,7 @@ def compare(
     with in_turn(folder):
         finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
         failures = _failure_sentences(mine, {run: e for run, e in errors.items() if run not in finished})
-        shown = show, hide, setup.run.target, against, select
+        shown = setup.machine.show, hide, setup.run.target, against, select
         table = _conclude(folder, planned, finished, mine, failures, *shown)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
@@ -355,6 +353,7 @@ def _run_all(
             if store.holds(run, store.CONFIG):
                 machine = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir")}
                 asked = {name: value for name, value in machine.items() if value is not None}
+                asked["show"] = entry.setup.machine.show
                 # With the choices for its machine; the command has named the files that it names.
                 setup, _ = restore(run, store.read_config(run), changed_code=True)
                 setup = setup.replace(**asked)

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
@@ -20,6 +22,7 @@ from jaxfl.runs.measures import measure, names_of_classes
 from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.result import OTHER_DATA, notes_on_selected, selected
+from jaxfl.runs.row_scores import CONFUSION, confusion_csv
 from jaxfl.runs.table import (
     Table,
     as_csv,
@@ -67,12 +70,16 @@ def report(
     from jaxfl.runs import plot  # here, so that commands without plots do not wait for it
 
     check_targets(target)
-    table, metrics, words = _tabulated(folders, show, target, against, select, hide)
+    table, metrics, results = _tabulated(folders, show, target, against, select, hide)
     table = table._replace(notes=(*table.notes, *notes))
+    words, matrices = names_of_classes([result for _, result in results]), _confused(results, show)
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
-    files.write_texts(out, {name: form(table) for name, form in forms.items()})
+    texts = {name: form(table) for name, form in forms.items()}
+    texts |= {"confusion.csv": confusion_csv(matrices, words)} if matrices else {}
+    files.write_texts(out, texts)
     drawn = {"curves": plot.draw_curves, "loss": plot.draw_loss, "architectures": plot.draw_architectures}
     drawn |= {"metrics": partial(plot.draw_metrics, shown=show, class_names=words), "bytes": plot.draw_bytes}
+    drawn["confusion"] = lambda _: plot.draw_confusion(matrices, words)
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 
@@ -100,8 +107,8 @@ def _tabulated(
     against: str | None,
     select: str = "last",
     hide: Collection[str] = (),
-) -> tuple[Table, dict[str, list], list[str]]:
-    """Return the table of all finished runs in some folders, their metrics by label, and classes in words."""
+) -> tuple[Table, dict[str, list], list[tuple[str, dict]]]:
+    """Return the table of all finished runs in some folders, their metrics by label, and labelled results."""
     runs = store.finished_in(list(folders))
     configs = [moved(run, store.read_config(run), code=True) for run in runs]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
@@ -133,7 +140,16 @@ def _tabulated(
         against = label_of(against, folder_of)
         _check_partitions(against, folder_of)
         table = _compared(table, against, by_draw)
-    return table, metrics, names_of_classes([result for _, result in results])
+    return table, metrics, results
+
+
+def _confused(results: Sequence[tuple[str, dict]], show: Sequence[str]) -> dict[str, list[list[float]]]:
+    """Return the confusion matrix of each label, the mean over its runs, if they are to be shown."""
+    matrices = {}
+    for label, result in results if CONFUSION in show else ():
+        if found := result["accuracy"].get(CONFUSION):
+            matrices.setdefault(label, []).append(found)
+    return {label: np.mean(of_runs, axis=0).tolist() for label, of_runs in matrices.items()}
 
 
 def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:

@@ -19,6 +19,8 @@ ACCURACY = {
     "per_class": [NUMBER | None],
     "per_group": {"*": NUMBER},
     "validation": NUMBER | None,
+    "scores?": {"*": {"mean": NUMBER | None, "per_client": [NUMBER | None]}},
+    "confusion?": [[int]],
 }
 CODE = {"package": str, "files": {"*": str}}
 CONFIG = {

@@ -15,7 +15,7 @@ from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import files
 from jaxfl.runs import store
-from jaxfl.runs.measures import known_measures, measure
+from jaxfl.runs.measures import SHOWN, known_measures, measure
 from jaxfl.runs.paired import matching_label
 from jaxfl.runs.plan import check_distinct
 from jaxfl.runs.prepare import check_setup
@@ -258,6 +258,7 @@ def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Se
     shared = {*hints(Setup), *hints(Training)}
     own = {name: value for name, value in options.items() if name not in shared}
     setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
+    setup = setup.replace(show=tuple(name for name in study.show if name in SHOWN))
     check_setup(setup)
     having = {choice: hints(registry.method(choice)[0].config) for choice in study.methods}
     for name in own:
