@@ -166,6 +166,10 @@ def compare(
             observer=observer,
             **checked,
         )
+    return _printed(made, quiet)
+
+
+def _printed(made: Comparison, quiet: bool) -> Comparison:
     if made.table and not quiet:
         print_table(made.table, made.folder, ", and a folder per run")
     return made
@@ -181,11 +185,11 @@ def resume(
     changed_code: bool = False,
     max_seconds: float | None = None,
     quiet: bool = False,
-) -> Loaded:
+) -> Loaded | Comparison:
     """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one is returned as it is.
 
     Args:
-      run_dir: the run's folder.
+      run_dir: the folder of a run, or of a comparison, all of whose runs go on.
       log: as for `run`.
       rounds: rounds of the whole run, if more than it was begun for.
       devices: number of devices that share the clients from now on, if not as many as so far.
@@ -195,7 +199,7 @@ def resume(
       quiet: as for `run`.
 
     Returns:
-      The run, as `load` opens its folder.
+      The run, as `load` opens its folder, or what `compare` returns.
 
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
@@ -203,8 +207,11 @@ def resume(
     folder = as_path(run_dir)
     given = {"rounds": rounds, "devices": devices, "data_dir": data_dir, "changed_code": changed_code}
     how = stated("jaxfl.resume", Continuation, Limit, ChangedCode, **given, max_seconds=max_seconds)
+    how |= {"log": _several("log", log, Callable)}
     with heeded(), shown(quiet) as observer:
-        result = runs.resume(folder, log=_several("log", log, Callable), observer=observer, **how)
+        if store.holds(folder, store.COMMAND):
+            return _printed(comparing.resume(folder, observer=observer, **how), quiet)
+        result = runs.resume(folder, observer=observer, **how)
     if not quiet:
         print_result(result, folder)
     return runs_by_folder.load(folder, changed_code)

@@ -13,6 +13,7 @@ from jaxfl.config.setup import Setup, is_saved
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.machine import files
+from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.batch import batches, refused, run_batch
@@ -112,10 +113,20 @@ def compare(
         if not kept:  # a run that had finished was logged then
             follow(run, new)
 
+    asked = {
+        "seeds": seeds,
+        "partition_seeds": partition_seeds,
+        "hide": list(hide),
+        "select": select,
+        "against": against,
+        "beside": beside,
+        "methods": [described(variant, setup) for variant in variants],
+        "environment": environment() | {"folder": str(folder.resolve())},
+    }
     if not mine:
         observer.said("All methods are left to other parts.")
     with follow, limited(max_seconds):
-        errors = _run_partitions(folder, planned, mine, setup, select, watch, observer)
+        errors = _run_partitions(folder, asked, planned, mine, setup, select, watch, observer)
     with in_turn(folder):
         finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
         failures = _failure_sentences(mine, {run: e for run, e in errors.items() if run not in finished})
@@ -127,7 +138,40 @@ def compare(
         for run in planned
         if store.holds(run, store.CONFIG) and (run in finished or not store.holds(run, store.RESULT))
     ]
+    if not opened:
+        store.discard_command(folder)
     return Comparison(folder, table, by_label(opened), failures)
+
+
+def resume(
+    folder: Path,
+    *,
+    log: Sequence[str | Callable] = (),
+    changed_code: bool = False,
+    max_seconds: float | None = None,
+    observer: Observer = ONLY_WARNINGS,
+    **changed,
+) -> Comparison:
+    """Go on with a comparison as its folder says that it was asked for.
+
+    Args:
+      folder: the comparison's folder.
+      log: see `compare`.
+      changed_code: see `compare`.
+      max_seconds: see `compare`.
+      observer: see `compare`.
+      **changed: options of the setup that differ from now on; None for one that does not.
+
+    Raises:
+      JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.
+    """
+    asked = store.read_command(folder)
+    where = {"environment": asked.pop("environment")}
+    methods = [restore(folder, where | method, changed_code) for method in asked.pop("methods")]
+    (setup, _), *_ = methods
+    setup = setup.replace(**{name: value for name, value in changed.items() if value is not None})
+    how = {"log": log, "changed_code": changed_code, "max_seconds": max_seconds, "observer": observer}
+    return compare([variant for _, variant in methods], setup, folder=folder, **asked, **how)
 
 
 def _check_seeds(setup: Setup, seeds: int, partition_seeds: int) -> None:
@@ -146,7 +190,14 @@ def _require_validation(there: bool) -> None:
 
 
 def _run_partitions(
-    folder: Path, planned: Runs, mine: Runs, setup: Setup, select: str, watch: Callable, observer: Observer
+    folder: Path,
+    asked: dict,
+    planned: Runs,
+    mine: Runs,
+    setup: Setup,
+    select: str,
+    watch: Callable,
+    observer: Observer,
 ) -> dict[Path, JaxflError]:
     """Start or continue some runs of a comparison, partition by partition, since data may not fit together.
 
@@ -189,7 +240,7 @@ def _run_partitions(
                 observer.said(f"Left out: partition_seed {number}: {error}")
                 left -= len(these)
                 continue
-            store.forget_end(folder)
+            store.keep_command(folder, asked)
             errors |= _run_all(folder, these, planned, data, watch, observer)
     return errors
 
@@ -384,7 +435,6 @@ def _stopped(folder: Path, planned: Runs, code: int) -> Interrupted:
     finished = sum(store.holds(run, store.RESULT) for run in planned)
     return Interrupted(
         f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs "
-        f"finished{reason(code)}; repeat the command, with --run-dir {shlex.quote(str(folder))}, to "
-        "continue.",
+        f"finished{reason(code)}; continue with `jaxfl resume {shlex.quote(str(folder))}`.",
         code,
     )

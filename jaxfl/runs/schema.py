@@ -108,6 +108,16 @@ RESULT = {
     "seconds": {"*": NUMBER},
     "code": [CODE],
 }
+COMMAND = {
+    "environment": dict,
+    "methods": [{"method": str | None, "label": str, "options": {"rounds": int, "seed": int}}],
+    "seeds": int,
+    "partition_seeds": int,
+    "hide": [str],
+    "select": str,
+    "against": str | None,
+    "beside": bool,
+}
 END = {"failures": [str], "order?": [str], "select?": str}
 
 
