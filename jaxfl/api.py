@@ -96,6 +96,7 @@ def compare(
     partition_seeds: int = 1,
     run_dir: str | Path | None = None,
     hide: str | Sequence[str] = (),
+    tune: str | Sequence[str] = (),
     select: str = "last",
     against: str | None = None,
     log: str | Callable | Sequence[str | Callable] = (),
@@ -113,6 +114,8 @@ def compare(
       partition_seeds: number of repetitions of all that, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
       hide: usual columns that the table is to leave out, one or a list of those of ``jaxfl report --help``.
+      tune: "lr", or several options: of the methods that differ only in these, the table has the one that is
+        best on validation rows.
       select: the evaluation that its accuracies are of: "last", or the best one on "validation" rows.
       against: one of the methods: a further column says how much more accurate the others are, seed by seed.
       log: as for `run`.
@@ -151,6 +154,7 @@ def compare(
         run_dir=run_dir,
         against=against,
         hide=hide,
+        tune=tune,
         select=select,
         max_seconds=max_seconds,
         changed_code=changed_code,
@@ -221,6 +225,7 @@ def report(
     *run_dirs: str | Path,
     show: str | Sequence[str] = (),
     hide: str | Sequence[str] = (),
+    tune: str | Sequence[str] = (),
     select: str = "last",
     target: float | Sequence[float] = (),
     against: str | None = None,
@@ -233,6 +238,7 @@ def report(
       *run_dirs: folders of runs, or folders that contain some.
       show: further scores as columns, one or a list of those of ``jaxfl list scores``.
       hide: usual columns to leave out, one or a list of those of ``jaxfl report --help``.
+      tune: options of which only the best on validation rows are shown, as in `compare`.
       select: the evaluation that the accuracies are of: "last", or the best one on "validation" rows.
       target: accuracies: further columns say what runs spent to reach them.
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
@@ -250,7 +256,7 @@ def report(
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
     given = {"target": target, "out": out, "against": against, "pictures": pictures}
-    of_table = {"show": show, "hide": hide, "select": select}
+    of_table = {"show": show, "hide": hide, "tune": tune, "select": select}
     checked = stated("jaxfl.report", Targets, Output, Shown, Columns, **of_table, **given)
     to = checked.pop("out") or store.report_folder(folders)
     return reports.report(folders, to, **checked)

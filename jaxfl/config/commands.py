@@ -72,6 +72,9 @@ class Columns:
         ...,
     ] = ()
     """Usual columns to leave out."""
+    tune: tuple[str, ...] = ()
+    """Options, such as lr: of the rows that differ only in these, the one that is best on validation rows
+    (--validation-fraction), by the mean over seeds, stands for the method."""
     select: Literal["last", "validation"] = "last"
     """Evaluation that the accuracies are of: the last one, or the one with the best accuracy on validation
     rows (--validation-fraction)."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.config import choices
 from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
@@ -34,6 +35,7 @@ from jaxfl.runs.table import (
     untrained,
 )
 from jaxfl.runs.target import by_target, check_targets
+from jaxfl.runs.tuned import apart, best_of, check_tuned, notes_on_tuned
 
 
 def report(
@@ -46,6 +48,7 @@ def report(
     pictures: str = "png",
     select: str = "last",
     hide: Collection[str] = (),
+    tune: Sequence[str] = (),
 ) -> Table:
     """Tabulate and plot finished runs.
 
@@ -61,6 +64,7 @@ def report(
       pictures: their format, "png", "pdf" or "svg".
       select: the evaluation that the accuracies are of, see `jaxfl.runs.result.selected`.
       hide: usual columns to leave out, see `jaxfl.runs.table.tabulate`.
+      tune: options; of the labels that differ only in these, the best one stays, see `jaxfl.runs.tuned`.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
@@ -70,7 +74,7 @@ def report(
     from jaxfl.runs import plot  # here, so that commands without plots do not wait for it
 
     check_targets(target)
-    table, metrics, results = _tabulated(folders, show, target, against, select, hide)
+    table, metrics, results = _tabulated(folders, show, target, against, select, hide, tune)
     table = table._replace(notes=(*table.notes, *notes))
     words, matrices = names_of_classes([result for _, result in results]), _confused(results, show)
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
@@ -96,8 +100,9 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
     if not store.finished_below(folder):
         return None
     asked = [store.read_config(run)["options"].get("target", ()) for run in store.finished_in([folder])]
-    select = store.end_of(folder).get("select", "last")
-    return _tabulated([folder], (), list(dict.fromkeys(itertools.chain(*asked))), against, select)[0]
+    end, targets = store.end_of(folder), list(dict.fromkeys(itertools.chain(*asked)))
+    select, tune = end.get("select", "last"), end.get("tune", ())
+    return _tabulated([folder], (), targets, against, select, tune=tune)[0]
 
 
 def _tabulated(
@@ -107,6 +112,7 @@ def _tabulated(
     against: str | None,
     select: str = "last",
     hide: Collection[str] = (),
+    tune: Sequence[str] = (),
 ) -> tuple[Table, dict[str, list], list[tuple[str, dict]]]:
     """Return the table of all finished runs in some folders, their metrics by label, and labelled results."""
     runs = store.finished_in(list(folders))
@@ -127,6 +133,16 @@ def _tabulated(
         metrics.setdefault(label, []).append(of_run)
         by_draw.setdefault(label, {})[draw] = result
     notes = notes_on_selected(select, (result for _, result in results))
+    if tune:
+        check_tuned(tune, itertools.chain(*(choices.split(label)[1] for label in by_draw)))
+        grid = {label: apart(label, tune) for label in by_draw}
+        stay = best_of(grid, by_draw)
+        notes += notes_on_tuned({method: grid[label][1] for label, method in stay.items()})
+        results = [(stay[label], result) for label, result in results if label in stay]
+        metrics, by_draw, folder_of = (
+            {method: of_label[label] for label, method in stay.items()}
+            for of_label in (metrics, by_draw, folder_of)
+        )
     notes += _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
     notes += notes_on_code({label: list(of_label.values()) for label, of_label in by_draw.items()})

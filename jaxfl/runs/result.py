@@ -235,9 +235,7 @@ def _finite(loss: float) -> float | None:
 
 SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
 OTHER_DATA = "These runs have different data: their accuracies are not comparable."
-NO_VALIDATION = (
-    "clients have no validation rows to select an evaluation by; runs with a validation_fraction have some."
-)
+NO_VALIDATION = "clients have no validation rows to choose by; runs with a validation_fraction have some."
 
 
 def selected(result: dict, metrics: list[dict], select: str) -> dict:

@@ -114,11 +114,12 @@ COMMAND = {
     "seeds": int,
     "partition_seeds": int,
     "hide": [str],
+    "tune": [str],
     "select": str,
     "against": str | None,
     "beside": bool,
 }
-END = {"failures": [str], "order?": [str], "select?": str}
+END = {"failures": [str], "order?": [str], "select?": str, "tune?": [str]}
 
 
 def fits(value: Any, schema: Any) -> bool:

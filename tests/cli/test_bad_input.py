@@ -304,7 +304,7 @@ REFUSED = [
     ),
     (
         "compare fedavg @own.args --select validation",
-        "--select validation: clients have no validation rows to select",
+        "--select validation: clients have no validation rows to choose",
     ),
     ("run fedavg @own.args --stop-at-target", "--stop-at-target needs an accuracy to stop at; add --target"),
     (

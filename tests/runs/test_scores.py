@@ -363,5 +363,5 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
     assert {**then, "accuracy": found["accuracy"], "received": found["received"]} == found
     assert selected(found, metrics, "last") == found
     metrics[0]["accuracy"]["validation"] = None
-    with pytest.raises(JaxflError, match="^fedavg: clients have no validation rows to select"):
+    with pytest.raises(JaxflError, match="^fedavg: clients have no validation rows to choose"):
         selected(found, metrics, "validation")
