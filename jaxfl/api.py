@@ -19,6 +19,7 @@ from jaxfl.config.commands import (
     Part,
     RunFolder,
     Seeds,
+    Shown,
     Targets,
 )
 from jaxfl.config.given import divide, stated
@@ -94,8 +95,8 @@ def compare(
     seeds: int = 1,
     partition_seeds: int = 1,
     run_dir: str | Path | None = None,
-    show: str | Sequence[str] = (),
     hide: str | Sequence[str] = (),
+    tune: str | Sequence[str] = (),
     select: str = "last",
     against: str | None = None,
     log: str | Callable | Sequence[str | Callable] = (),
@@ -112,8 +113,9 @@ def compare(
       seeds: number of repetitions, with seed, seed + 1, ...
       partition_seeds: number of repetitions of all that, with partition_seed, partition_seed + 1, ...
       run_dir: a new folder, or that of a comparison to continue; by default runs/compare-DATASET.
-      show: further columns of the table, one or a list of those of ``jaxfl report --help``.
-      hide: usual columns that it is to leave out, likewise.
+      hide: usual columns that the table is to leave out, one or a list of those of ``jaxfl report --help``.
+      tune: "lr", or several options: of the methods that differ only in these, the table has the one that is
+        best on validation rows.
       select: the evaluation that its accuracies are of: "last", or the best one on "validation" rows.
       against: one of the methods: a further column says how much more accurate the others are, seed by seed.
       log: as for `run`.
@@ -152,6 +154,7 @@ def compare(
         run_dir=run_dir,
         against=against,
         hide=hide,
+        tune=tune,
         select=select,
         max_seconds=max_seconds,
         changed_code=changed_code,
@@ -163,11 +166,14 @@ def compare(
             setup,
             folder=folder,
             only=labels_of_part(variants, checked.pop("part"), folder),
-            show=_several("show", show),
             log=_several("log", log, Callable),
             observer=observer,
             **checked,
         )
+    return _printed(made, quiet)
+
+
+def _printed(made: Comparison, quiet: bool) -> Comparison:
     if made.table and not quiet:
         print_table(made.table, made.folder, ", and a folder per run")
     return made
@@ -183,11 +189,11 @@ def resume(
     changed_code: bool = False,
     max_seconds: float | None = None,
     quiet: bool = False,
-) -> Loaded:
+) -> Loaded | Comparison:
     """Continue a run from its last checkpoint, as ``jaxfl resume`` does; a finished one is returned as it is.
 
     Args:
-      run_dir: the run's folder.
+      run_dir: the folder of a run, or of a comparison, all of whose runs go on.
       log: as for `run`.
       rounds: rounds of the whole run, if more than it was begun for.
       devices: number of devices that share the clients from now on, if not as many as so far.
@@ -197,7 +203,7 @@ def resume(
       quiet: as for `run`.
 
     Returns:
-      The run, as `load` opens its folder.
+      The run, as `load` opens its folder, or what `compare` returns.
 
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
@@ -205,8 +211,11 @@ def resume(
     folder = as_path(run_dir)
     given = {"rounds": rounds, "devices": devices, "data_dir": data_dir, "changed_code": changed_code}
     how = stated("jaxfl.resume", Continuation, Limit, ChangedCode, **given, max_seconds=max_seconds)
+    how |= {"log": _several("log", log, Callable)}
     with heeded(), shown(quiet) as observer:
-        result = runs.resume(folder, log=_several("log", log, Callable), observer=observer, **how)
+        if store.holds(folder, store.COMMAND):
+            return _printed(comparing.resume(folder, observer=observer, **how), quiet)
+        result = runs.resume(folder, observer=observer, **how)
     if not quiet:
         print_result(result, folder)
     return runs_by_folder.load(folder, changed_code)
@@ -216,6 +225,7 @@ def report(
     *run_dirs: str | Path,
     show: str | Sequence[str] = (),
     hide: str | Sequence[str] = (),
+    tune: str | Sequence[str] = (),
     select: str = "last",
     target: float | Sequence[float] = (),
     against: str | None = None,
@@ -226,8 +236,9 @@ def report(
 
     Args:
       *run_dirs: folders of runs, or folders that contain some.
-      show: further columns, one or a list of those of ``jaxfl report --help``.
-      hide: usual columns to leave out, likewise.
+      show: further scores as columns, one or a list of those of ``jaxfl list scores``.
+      hide: usual columns to leave out, one or a list of those of ``jaxfl report --help``.
+      tune: options of which only the best on validation rows are shown, as in `compare`.
       select: the evaluation that the accuracies are of: "last", or the best one on "validation" rows.
       target: accuracies: further columns say what runs spent to reach them.
       against: a row of the table: a further column says how much more accurate the others are, seed by seed.
@@ -245,10 +256,10 @@ def report(
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
     given = {"target": target, "out": out, "against": against, "pictures": pictures}
-    checked = stated("jaxfl.report", Targets, Output, Columns, hide=hide, select=select, **given)
-    to, shown = checked["out"] or store.report_folder(folders), _several("show", show)
-    further = {name: value for name, value in checked.items() if name != "out"}
-    return reports.report(folders, to, shown, **further)
+    of_table = {"show": show, "hide": hide, "tune": tune, "select": select}
+    checked = stated("jaxfl.report", Targets, Output, Shown, Columns, **of_table, **given)
+    to = checked.pop("out") or store.report_folder(folders)
+    return reports.report(folders, to, **checked)
 
 
 def load(

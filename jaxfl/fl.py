@@ -61,6 +61,7 @@ from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
 from jaxfl.mechanisms.sharing import (
+    Averaging,
     FineTuned,
     FineTuning,
     Means,

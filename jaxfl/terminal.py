@@ -129,7 +129,8 @@ def few(names: Iterable[str]) -> str:
 
 def print_result(result: dict, folder: Path) -> None:
     """Print the result of a run."""
-    table, known = tabulate([(result["method"], result)]), untrained(store.read_metrics(folder))
+    show = store.read_config(folder)["options"].get("show", ())
+    table, known = tabulate([(result["method"], result)], show), untrained(store.read_metrics(folder))
     OUT.print(as_text(table._replace(notes=(*table.notes, *notes_on_untrained([known]))), OUT.width))
     if result.get("stopped"):
         OUT.print(f"It has stopped after round {result['rounds']}: {result['stopped']}.")

@@ -16,6 +16,7 @@ from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
 from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.models.zoo import GIVEN, MODELS, described
+from jaxfl.runs.measures import titles
 
 NAMED = {  # by their name in the plural, which `jaxfl list` takes
     "methods": registry.METHODS,
@@ -24,8 +25,10 @@ NAMED = {  # by their name in the plural, which `jaxfl list` takes
     "topologies": TOPOLOGIES,
     "shifts": SHIFTS,
     "schedules": SCHEDULES,
+    "scores": titles(),
     "datasets": {name: what for reader in READERS for name, what in reader.examples.items()},
 }
+WORDS = ("scores", "datasets")  # kinds without options
 CHOICES = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES}
 
 
@@ -33,7 +36,7 @@ def all_of(kind: str) -> RichTable:
     """Return the table of one kind in `NAMED`: names, what they are, and their options."""
     heads = ("name", "what", "paper", "options of its own")
     if kind != "methods":
-        heads = ("name", "what") if kind == "datasets" else ("name", "what", "options")
+        heads = ("name", "what") if kind in WORDS else ("name", "what", "options")
     table = RichTable(*heads, title=kind.capitalize(), title_justify="left")
     for name, found in NAMED[kind].items():
         if isinstance(found, str):

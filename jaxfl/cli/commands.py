@@ -1,8 +1,9 @@
 """The commands of `jaxfl`: words in, tables out. The work in between is in the package."""
 
 import dataclasses
+import itertools
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from jaxfl.config.commands import (
     Repetition,
     RunFolder,
     Seeds,
+    Shown,
     StudyFolders,
     Targets,
 )
@@ -41,13 +43,14 @@ from jaxfl.runs import report as reports
 from jaxfl.runs import run as runs
 from jaxfl.runs import store
 from jaxfl.runs import study as studies
-from jaxfl.runs.config import restore_setup
+from jaxfl.runs.comparison import Comparison
+from jaxfl.runs.config import restore_setup, training_of
 from jaxfl.runs.load import load
 from jaxfl.runs.part import labels_of_part
 from jaxfl.runs.partition_files import save_partition
 from jaxfl.runs.prepare import check_setup, divide, draw_shift, load_source
 from jaxfl.runs.table import as_text
-from jaxfl.runs.variant import choose, variant_of
+from jaxfl.runs.variant import Variant, choose, variant_of
 from jaxfl.runs.watch import watch
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
@@ -71,38 +74,42 @@ class Command(NamedTuple):
     flags: bool = False
 
 
-def _from_apart(arguments: list[str]) -> list[str]:
-    """Return the words with --from=RUN as two of them."""
-    return [
-        part for word in arguments for part in (word.split("=", 1) if word.startswith("--from=") else [word])
-    ]
+def _from(arguments: list[str], command: str) -> tuple[str | None, list[str]]:
+    """Return the run after --from, None without one, and the other words."""
+    apart = [word.split("=", 1) if word.startswith("--from=") else [word] for word in arguments]
+    arguments = list(itertools.chain(*apart))
+    if "--from" not in arguments:
+        return None, arguments
+    place = arguments.index("--from")
+    name, after = _positional(arguments[place + 1 :], command, "RUN")
+    return name, arguments[:place] + after
 
 
 def _run(arguments: list[str]) -> None:
-    arguments = _from_apart(arguments)
-    if arguments[:1] == ["--from"]:
-        _repeat(arguments[1:])
-        return
+    old, arguments = _from(arguments, "run")
+    if old is not None:
+        return _run_from(as_path(old), arguments)
     others = _of_a_run()
     if arguments in HELP:
         parse(COMMANDS["run"].usage, arguments, federation=Setup(), method=Training(), **others)
-    if "--from" in arguments:
-        raise JaxflError(
-            "jaxfl run --from RUN repeats a run with its method and its options; leave out what comes "
-            "before --from."
-        )
     choice, arguments = _positional(arguments, "run", "METHOD")
     method, chosen = registry.method(choice)
     default = method.config(**chosen)
-    parsed = parse(f"run {choice}", arguments, method=default, federation=Setup(), **others)
-    config, setup, where, logs, profile, limit, processes = parsed
-    _join(processes)
-    # What a choice says holds, whatever flags and files of arguments say: as in a comparison.
-    variant = variant_of(choice, method, dataclasses.replace(config, **chosen))
-    with Bar() as bar:
-        options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
-        folder, result = runs.run(variant, setup, where.run_dir, **options)
-    print_result(result, folder)
+    config, setup, *others = parse(f"run {choice}", arguments, method=default, federation=Setup(), **others)
+    _begin(lambda **how: runs.run(_variant(choice, config), setup, **how), *others)
+
+
+def _run_from(old: Path, arguments: list[str]) -> None:
+    """Repeat a run, or let another method run on its federation."""
+    others = {"repetition": Repetition(), **_of_a_run()}
+    if not names_and_flags(arguments)[0]:
+        again, *others = parse("run --from RUN", arguments, **others)
+        return _begin(lambda **how: runs.repeat(old, seed=again.seed, **how), *others)
+    choice, *flags = arguments
+    method, chosen = registry.method(choice)
+    default = method.config(**training_of(store.read_config(old)) | chosen)
+    config, again, *others = parse(f"run {choice} --from RUN", flags, method=default, **others)
+    _begin(lambda **how: runs.repeat(old, seed=again.seed, variant=_variant(choice, config), **how), *others)
 
 
 def _of_a_run() -> dict[str, Any]:
@@ -111,14 +118,20 @@ def _of_a_run() -> dict[str, Any]:
     return options | {"processes": Processes()}
 
 
-def _repeat(arguments: list[str]) -> None:
-    name, arguments = _positional(arguments, "run", "RUN")
-    again, *others = parse("run --from RUN", arguments, repetition=Repetition(), **_of_a_run())
-    where, logs, profile, limit, processes = others
+def _variant(choice: str, config: Any) -> Variant:
+    """Return a method with options; what its choice says holds, whatever flags say, as in a comparison."""
+    method, chosen = registry.method(choice)
+    return variant_of(choice, method, dataclasses.replace(config, **chosen))
+
+
+def _begin(
+    run: Callable, where: RunFolder, logs: Logs, profile: Profile, limit: Limit, processes: Processes
+) -> None:
+    """Call what runs a method with the options `_of_a_run`, once the processes are connected."""
     _join(processes)
     with Bar() as bar:
         options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
-        folder, result = runs.repeat(Path(name), where.run_dir, again.seed, **options)
+        folder, result = run(folder=where.run_dir, **options)
     print_result(result, folder)
 
 
@@ -151,11 +164,16 @@ def _compare(arguments: list[str]) -> None:
         made = comparisons.compare(
             variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
         )
+    _print_comparison(made, only, seeds.seeds * seeds.partition_seeds)
+
+
+def _print_comparison(made: Comparison, labels: Collection[str], each: int) -> None:
+    """Print the table of a comparison, and refuse to call it complete if runs with these labels are not."""
     if made.table:
         print_table(made.table, made.folder, ", and a folder per run")
     if made.failures:
-        total = len(only) * seeds.seeds * seeds.partition_seeds
-        left = total - sum(run.result is not None for (label, *_), run in made.runs.items() if label in only)
+        total = len(labels) * each
+        left = total - sum(run.result is not None for (of, *_), run in made.runs.items() if of in labels)
         raise JaxflError(f"{left} of {total} runs have not finished: {' '.join(made.failures)}")
 
 
@@ -209,13 +227,19 @@ def _resume(arguments: list[str]) -> None:
     name, parsed = _named(arguments, "resume", "RUN", **others)
     continuation, logs, code, limit, processes = parsed
     _join(processes)
-    had_finished = store.holds(Path(name), store.RESULT)
+    folder, options = as_path(name), vars(continuation) | vars(code) | vars(limit)
+    if store.holds(folder, store.COMMAND):
+        asked = store.read_command(folder)
+        with Bar() as bar:
+            made = comparisons.resume(folder, log=logs.log, observer=bar.observer, **options)
+        labels = [method["label"] for method in asked["methods"]]
+        return _print_comparison(made, labels, asked["seeds"] * asked["partition_seeds"])
+    had_finished = store.holds(folder, store.RESULT)
     with Bar() as bar:
-        options = vars(continuation) | vars(code) | vars(limit)
-        result = runs.resume(Path(name), log=logs.log, observer=bar.observer, **options)
-    print_result(result, Path(name))
+        result = runs.resume(folder, log=logs.log, observer=bar.observer, **options)
+    print_result(result, folder)
     if had_finished and continuation.rounds is None:
-        least = max(result["rounds"] + 1, store.read_config(Path(name))["options"]["rounds"])
+        least = max(result["rounds"] + 1, store.read_config(folder)["options"]["rounds"])
         OUT.print(f"It had finished before; --rounds {least} or more makes it longer.")
 
 
@@ -245,23 +269,25 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
-    columns, targets, output = parse(
-        COMMANDS["report"].usage, arguments, columns=Columns(), targets=Targets(), output=Output()
+    shown, columns, targets, output = parse(
+        COMMANDS["report"].usage,
+        arguments,
+        shown=Shown(),
+        columns=Columns(),
+        targets=Targets(),
+        output=Output(),
     )
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [as_path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    shown = {"target": targets.target, "pictures": output.pictures, **vars(columns)}
-    print_table(reports.report(folders, out, **shown), out)
+    options = {"target": targets.target, "pictures": output.pictures, **vars(shown), **vars(columns)}
+    print_table(reports.report(folders, out, **options), out)
 
 
 def _partition(arguments: list[str]) -> None:
-    arguments, others = _from_apart(arguments), {"output": RunFolder(), "formats": Formats()}
-    if "--from" in arguments:
-        place = arguments.index("--from")
-        name, after = _positional(arguments[place + 1 :], "partition", "RUN")
-        arguments = arguments[:place] + after
+    (name, arguments), others = _from(arguments, "partition"), {"output": RunFolder(), "formats": Formats()}
+    if name is not None:
         data, where, formats = parse("partition --from RUN", arguments, data=Data(), **others)
         saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
         setup = setup if data.data_dir is None else setup.replace(data_dir=data.data_dir)
@@ -334,8 +360,8 @@ def _cite(arguments: list[str]) -> None:
 
 COMMANDS = {
     "run": Command(
-        "run METHOD | --from RUN",
-        "train one method, or repeat a run; options: jaxfl run METHOD --help",
+        "run METHOD | [METHOD] --from RUN",
+        "train one method, perhaps on a run's federation, or repeat a run; options: jaxfl run METHOD --help",
         _run,
         flags=True,
     ),
@@ -353,7 +379,9 @@ COMMANDS = {
     ),
     "report": Command("report RUN ...", "table and plot of finished runs; options: --help", _report, True),
     "check": Command("check METHOD", "whether a method keeps what every method promises", _check),
-    "resume": Command("resume RUN", "continue a run from its last checkpoint", _resume, True),
+    "resume": Command(
+        "resume RUN", "continue a run, or a comparison, from its last checkpoints", _resume, True
+    ),
     "export": Command(
         "export RUN", "clients' models as safetensors, with a card; options: --help", _export, True
     ),

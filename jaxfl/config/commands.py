@@ -65,28 +65,6 @@ class Seeds:
 class Columns:
     """The columns of the table."""
 
-    show: tuple[
-        Literal[
-            "std",
-            "lowest",
-            "worst-tenth",
-            "pooled",
-            "macro-f1",
-            "validation",
-            "per-class",
-            "trained",
-            "teacher",
-            "teacher-lead",
-            "flops",
-            "lost",
-        ],
-        ...,
-    ] = ()
-    """Further columns: the accuracy's standard deviation over clients, the lowest client, the mean of the
-    worst tenth, the share of all rows, macro F1, the accuracy on validation rows (--validation-fraction) and
-    every class, which are also drawn over the rounds in metrics.png; of a round's clients (--score-cohort)
-    the models right after training, what teaches them, and how far that is ahead; the operations of training,
-    and the number of lost answers."""
     hide: tuple[
         Literal[
             "architectures", "received", "lost", "newcomers", "megabytes", "simulated-seconds", "targets"
@@ -94,12 +72,25 @@ class Columns:
         ...,
     ] = ()
     """Usual columns to leave out."""
+    tune: tuple[str, ...] = ()
+    """Options, such as lr: of the rows that differ only in these, the one that is best on validation rows
+    (--validation-fraction), by the mean over seeds, stands for the method."""
     select: Literal["last", "validation"] = "last"
     """Evaluation that the accuracies are of: the last one, or the one with the best accuracy on validation
     rows (--validation-fraction)."""
     against: str | None = None
     """A method, named as in the table or in the command: a further column says how much more accurate the
     others are, seed by seed, with the 95 % interval of the mean difference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """Further columns of the table."""
+
+    show: tuple[str, ...] = ()
+    """Further scores, also drawn over the rounds in metrics.png: lowest, macro-f1, per-class, auc, loss,
+    confusion, ...; `jaxfl list scores` has all. Those of every row's answer, such as auc, are there if the
+    runs have computed them."""
 
 
 @dataclasses.dataclass(frozen=True)

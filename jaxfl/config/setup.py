@@ -153,6 +153,9 @@ class MachineOptions:
 
     data_dir: Path | None = None
     """Where tensorflow-datasets keeps its data; its own default if not given."""
+    show: tuple[str, ...] = ()
+    """Further scores, in tables, logs and pictures: lowest, macro-f1, per-class, auc, loss, confusion, ...;
+    `jaxfl list scores` has all. Those of every row's answer, such as auc, are computed only if asked for."""
     checkpoint_every: int | None = within("[1, inf)", None)
     """Rounds between checkpoints, a multiple of eval_every; by default every evaluation."""
     keep_checkpoints: int = within("[1, inf)", 2)

@@ -31,8 +31,8 @@ class Chunk(NamedTuple):
       first: number of the first round, from 0.
       state: after the last round. It is donated to the next chunk, or written in place: copy it to keep it.
       reports: one per round, with NumPy leaves.
-      scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,); None where the
-        rounds diverged.
+      scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,), with `Job.likely` also
+        "likely", see `jaxfl.core.score.likelihoods`; None where the rounds diverged.
       train_seconds, evaluate_seconds: without compilation of the programs of rounds and scores; everything
         within a round is training, also what a host step compiles.
       diverged: None, or (round, client id, what) of the first "loss" or "predictions" that are not finite;
@@ -163,7 +163,7 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
         done = reports[: diverged[0] - first + 1]
         return Chunk(first, host_state.all_of(state), done, None, train_seconds, 0.0, diverged)
     last, passed = first + len(reports) - 1, _stopwatch(job.programs)
-    scores = evaluate(job.programs, federation, state, key, last, job.rounds, probed)
+    scores = evaluate(job.programs, federation, state, key, last, job.rounds, probed, job.likely)
     diverged = _first_infinite_score(scores["personal"], last, federation)
     scores = None if diverged else scores
     return Chunk(first, host_state.all_of(state), reports, scores, train_seconds, passed(), diverged)
@@ -177,13 +177,18 @@ def evaluate(
     last: int,
     rounds: int,
     probed: bool = False,
+    likely: bool = False,
 ) -> dict[str, PerGroup]:
     """Score all clients after round `last`, see `Chunk.scores`; `probed`: see `host_state.alike`."""
     key, same = jax.random.fold_in(key, last), programs.personal is programs.received
 
     def scored(*arguments):
         received = programs.received(key, *arguments)
-        return jax.device_get((received, received if same else programs.personal(key, *arguments)))
+        found = {"received": received}
+        found["personal"] = received if same else programs.personal(key, *arguments)
+        if likely:
+            found["likely"] = programs.likely(key, *arguments)
+        return jax.device_get(found)
 
     parts = in_parts(federation, last, rounds)
     found = [
@@ -200,8 +205,7 @@ def evaluate(
     def of_all(moment):
         return tuple(of_group(moment, g) for g in range(len(federation.groups)))
 
-    received = of_all(0)
-    return {"personal": received if same else of_all(1), "received": received}
+    return {moment: of_all(moment) for moment in found[0]}
 
 
 def join(job: Job, i: int, state: Any, last: int) -> Report:

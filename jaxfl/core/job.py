@@ -24,6 +24,7 @@ class Job(NamedTuple):
       keys: one per run.
       eval_every: rounds per chunk.
       score_cohort: whether each round's cohort is scored, see `jaxfl.core.rounds.Report`.
+      likely: whether evaluations tell how likely clients' models find each output, row by row.
       conditions: one per run; none by default.
       on_host: whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run
         whose method has no host step and no phase before the first round.
@@ -36,6 +37,7 @@ class Job(NamedTuple):
     keys: Sequence[jax.Array]
     eval_every: int
     score_cohort: bool = False
+    likely: bool = False
     conditions: Sequence[Conditions] = ()
     on_host: bool = False
 

@@ -14,7 +14,7 @@ from jaxfl.core.answers import Ledger, answering, anybody, lost_answers, spent
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Info
 from jaxfl.core.schedule import at_rate
-from jaxfl.core.score import score
+from jaxfl.core.score import likelihoods, score
 from jaxfl.data.federation import PerGroup
 from jaxfl.machine.clock import Deadline
 
@@ -69,6 +69,7 @@ class Programs(NamedTuple):
       of_run: ``(states, federation, i) -> state`` of run i.
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same for the models that clients deploy.
+      likely: ``(key, state, federation, cohort) -> likelihoods`` of these models on their clients' rows.
     """
 
     algorithm: Algorithm
@@ -78,6 +79,7 @@ class Programs(NamedTuple):
     of_run: Program
     received: Program
     personal: Program
+    likely: Program
 
     @property
     def compilations(self) -> int:
@@ -105,6 +107,10 @@ def as_programs(algorithm: Algorithm) -> Programs:
         return scores
 
     received, personal = scored(algorithm.receive), scored(algorithm.personal)
+
+    def likely(key, state, federation, cohort):
+        predictors = algorithm.personal(key, state, federation, cohort)
+        return federation.keep_replicated(likelihoods(predictors, key, federation, cohort))
 
     def counted(step, key, state, federation, cohort):
         """Run a step; return the new state, the step's report, its predictors by moment, its operations."""
@@ -182,4 +188,5 @@ def as_programs(algorithm: Algorithm) -> Programs:
         of_run=Program(of_run),
         received=score_received,
         personal=score_received if same else Program(personal),
+        likely=Program(likely),
     )

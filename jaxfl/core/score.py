@@ -164,6 +164,37 @@ def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohor
     return per_group(lambda place, answer: tuple(leaf.ravel()[place.went] for leaf in answer), places, given)
 
 
+def likelihoods(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> PerGroup:
+    """Return what clients' models say of their rows, for scores that need more than the largest output.
+
+    Args:
+      predictors: one `Predictor` per group, for the cohort's clients.
+      key: of the round.
+      federation: the clients.
+      cohort: those that predict.
+
+    Returns:
+      Per group ((k, m, outputs), (k, v, outputs)) float: logarithms of the outputs' probabilities, the
+      softmax of scores, on test and on validation rows; for padding anything.
+    """
+
+    def client(key, client, shared, own):
+        predict, common = shared
+
+        def logs(x):
+            scores = predict(client.model, common, own, x)
+            return jax.nn.log_softmax(scores.astype(jnp.result_type(float)), axis=1)
+
+        return (
+            sweep(logs, client.test_rows, client.test_size, federation),
+            sweep(logs, client.validation_rows, client.validation_size, federation),
+        )
+
+    shared = per_group(lambda predictor: (predictor.predict, predictor.shared), predictors)
+    own = per_group(lambda predictor: predictor.stacked, predictors)
+    return map_clients(client, key, federation, cohort, shared, own)
+
+
 def _counted(labels, client, rows, sizes, answer) -> Counts:
     """Count one group's answers by class."""
     output, finite = answer

@@ -18,14 +18,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.config.options import options, within
-from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.sharing import Means, Memory
+from jaxfl.mechanisms.sharing import Averaging, Means, Memory
 from jaxfl.models.model import Model, Weights
 
 
 @options
-class ServerSteps(Training):
+class ServerSteps(Averaging):
     """Options of methods whose server may have an optimiser."""
 
     server_optimizer: Literal["none", "sgd", "adam", "yogi"] = "none"

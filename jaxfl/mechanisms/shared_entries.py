@@ -24,6 +24,7 @@ from jaxfl.core.client_map import cohort_rows
 from jaxfl.core.protocol import Algorithm
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.sharing import Averaging
 from jaxfl.models.model import Model
 from jaxfl.models.slices import cut
 
@@ -218,12 +219,13 @@ def scalars_of_several(form: PerGroup, places: Places, clients: PerGroup) -> Per
 # ---- methods of `jaxfl.mechanisms.sharing` whose clients share first layers
 
 
-def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
+def first_layers(config: Averaging, method: Callable[..., Algorithm]) -> Algorithm:
     """Build a method whose clients share the layers with which all architectures begin.
 
-    The extractors are compared; no head is shared. The mean weighs clients by training rows.
+    The extractors are compared; no head is shared.
 
     Args:
+      config: the method's options.
       method: ``(keep=...) -> Algorithm``, of the mechanism `sharing`.
 
     Raises:
@@ -248,8 +250,8 @@ def first_layers(method: Callable[..., Algorithm]) -> Algorithm:
         algorithm, places = for_architectures(federation)
         after, info = algorithm.step(key, state, federation, cohort)
         means = jax.tree.map(lambda leaf: leaf[None], after.shared)  # of each architecture
-        rows = tuple(n.sum()[None] for n in cohort_rows(federation, cohort))
-        shared = mean(means, rows, places, shared_leaves(state.shared, places))
+        weights = tuple(n.sum()[None] for n in config.weights(cohort_rows(federation, cohort)))
+        shared = mean(means, weights, places, shared_leaves(state.shared, places))
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
     return plain._replace(init=init, step=step)  # what clients use is in the state

@@ -3,7 +3,7 @@
 In round t, with n_i the training rows of client i in the cohort S_t, s the shared and p_i the kept leaves:
 
     (s_i, p_i) <- LocalSGD(s, p_i)                 phases: which blocks train, for how many epochs
-    s          <- sum_i n_i s_i / sum_i n_i        per architecture
+    s          <- sum_i n_i s_i / sum_i n_i        per architecture; n_i = 1 if weighting is uniform
 
 A method states where it differs: which leaves are kept, how clients train (phases, a loss that sees the
 weights as received, a correction of gradients), what is fine-tuned before use, or a `Memory` of clients and
@@ -174,7 +174,19 @@ class State(NamedTuple):
 
 
 @options
-class FineTuning(Training):
+class Averaging(Training):
+    """Options of methods whose server averages what clients of the round send."""
+
+    weighting: Literal["rows", "uniform"] = "rows"
+    """How the server's means weigh clients: by their training rows, or equally."""
+
+    def weights(self, n: jax.Array) -> jax.Array:
+        """Return the weights (k,) of clients with n_i rows; 0 in places that have 0."""
+        return n if self.weighting == "rows" else jnp.sign(n)
+
+
+@options
+class FineTuning(Averaging):
     """Options of methods that fine-tune a copy of the model before they use it."""
 
     ft_epochs: int | None = within("[0, inf)", 0)
@@ -342,6 +354,8 @@ def sharing(
       predict: see `Predictor`.
     """
     train = train or local_training(config)
+    if isinstance(config, Averaging) and config.weighting == "uniform":
+        memory = memory._replace(by_rows=False)
     check_hooks(keep, train, tune, memory, extend)
     keep, train = checking_predicate(keep), checking_trained("train", train)
     extend = checking_weights(extend)

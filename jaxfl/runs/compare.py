@@ -1,6 +1,7 @@
 """Comparison of methods on one federation: same partition, cohorts and initial weights, several seeds."""
 
 import dataclasses
+import itertools
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -13,6 +14,7 @@ from jaxfl.config.setup import Setup, is_saved
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.machine import files
+from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.batch import batches, refused, run_batch
@@ -42,6 +44,7 @@ from jaxfl.runs.prepare import Data, check_setup, load_source, prepare, seed_dra
 from jaxfl.runs.report import report
 from jaxfl.runs.result import NO_VALIDATION
 from jaxfl.runs.table import Table
+from jaxfl.runs.tuned import apart, check_tuned
 from jaxfl.runs.variant import Variant, provided
 
 
@@ -52,8 +55,8 @@ def compare(
     folder: Path | None = None,
     *,
     partition_seeds: int = 1,
-    show: Sequence[str] = (),
     hide: Collection[str] = (),
+    tune: Sequence[str] = (),
     select: str = "last",
     against: str | None = None,
     log: Sequence[str | Callable] = (),
@@ -67,16 +70,16 @@ def compare(
 
     Args:
       variants: methods to compare. Runs that differ only in seeds and rates share a program where possible.
-      setup: the options of every run except the seed.
+      setup: the options of every run except the seed; what it is to `show` are further columns of the table.
       seeds: number of repetitions of each variant, with seed, seed + 1, ...
       folder: new folder, or that of an earlier comparison with the same options, which is continued; by
         default runs/compare-DATASET. Runs with fewer rounds go on to as many.
       partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
-      show: further columns of the table, see `jaxfl.runs.table.tabulate`.
-      hide: usual columns that it is to leave out.
+      hide: usual columns that the table is to leave out, see `jaxfl.runs.table.tabulate`.
+      tune: options; of the variants that differ only in these, it has the best one, see `jaxfl.runs.tuned`.
       select: the evaluation that its accuracies are of, see `jaxfl.runs.result.selected`.
-      against: name or label of a variant. Once all of its runs have finished, a further column shows how
-        much more accurate the others are, see `jaxfl.runs.paired`.
+      against: name or label of a variant, without what is tuned. Once all of its runs have finished, a
+        further column shows how much more accurate the others are, see `jaxfl.runs.paired`.
       log: further destinations of the metrics, see `Log`.
       changed_code: whether to go on although the user's own files have changed.
       max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
@@ -93,12 +96,14 @@ def compare(
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
     _check_seeds(setup, seeds, partition_seeds)
-    check_columns(show)
+    check_columns(setup.machine.show)
+    check_tuned(tune, itertools.chain(*(choices.split(variant.label)[1] for variant in variants)))
     if against is not None:
-        against = _named(against, variants)
+        against = _named(against, [each._replace(label=apart(each.label, tune)[0]) for each in variants])
     follow, setup = Log(log), provided(setup, variants)
-    if select == "validation" and not is_saved(setup.partition.partition):
-        _require_validation(bool(setup.partition.validation_fraction))
+    validates = "--select validation" if select == "validation" else "--tune" if tune else None
+    if validates and not is_saved(setup.partition.partition):
+        _require_validation(validates, bool(setup.partition.validation_fraction))
     folder = folder or store.free_folder("compare", setup.data.dataset)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
@@ -114,14 +119,25 @@ def compare(
         if not kept:  # a run that had finished was logged then
             follow(run, new)
 
+    asked = {
+        "seeds": seeds,
+        "partition_seeds": partition_seeds,
+        "hide": list(hide),
+        "tune": list(tune),
+        "select": select,
+        "against": against,
+        "beside": beside,
+        "methods": [described(variant, setup) for variant in variants],
+        "environment": environment() | {"folder": str(folder.resolve())},
+    }
     if not mine:
         observer.said("All methods are left to other parts.")
     with follow, limited(max_seconds):
-        errors = _run_partitions(folder, planned, mine, setup, select, watch, observer)
+        errors = _run_partitions(folder, asked, planned, mine, setup, validates, watch, observer)
     with in_turn(folder):
         finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
         failures = _failure_sentences(mine, {run: e for run, e in errors.items() if run not in finished})
-        shown = show, hide, setup.run.target, against, select
+        shown = setup.machine.show, hide, tune, setup.run.target, against, select
         table = _conclude(folder, planned, finished, mine, failures, *shown)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
@@ -129,7 +145,40 @@ def compare(
         for run in planned
         if store.holds(run, store.CONFIG) and (run in finished or not store.holds(run, store.RESULT))
     ]
+    if not opened:
+        store.discard_command(folder)
     return Comparison(folder, table, by_label(opened), failures)
+
+
+def resume(
+    folder: Path,
+    *,
+    log: Sequence[str | Callable] = (),
+    changed_code: bool = False,
+    max_seconds: float | None = None,
+    observer: Observer = ONLY_WARNINGS,
+    **changed,
+) -> Comparison:
+    """Go on with a comparison as its folder says that it was asked for.
+
+    Args:
+      folder: the comparison's folder.
+      log: see `compare`.
+      changed_code: see `compare`.
+      max_seconds: see `compare`.
+      observer: see `compare`.
+      **changed: options of the setup that differ from now on; None for one that does not.
+
+    Raises:
+      JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.
+    """
+    asked = store.read_command(folder)
+    where = {"environment": asked.pop("environment")}
+    methods = [restore(folder, where | method, changed_code) for method in asked.pop("methods")]
+    (setup, _), *_ = methods
+    setup = setup.replace(**{name: value for name, value in changed.items() if value is not None})
+    how = {"log": log, "changed_code": changed_code, "max_seconds": max_seconds, "observer": observer}
+    return compare([variant for _, variant in methods], setup, folder=folder, **asked, **how)
 
 
 def _check_seeds(setup: Setup, seeds: int, partition_seeds: int) -> None:
@@ -142,13 +191,20 @@ def _check_seeds(setup: Setup, seeds: int, partition_seeds: int) -> None:
         )
 
 
-def _require_validation(there: bool) -> None:
+def _require_validation(option: str, there: bool) -> None:
     if not there:
-        raise JaxflError(f"--select validation: {NO_VALIDATION}")
+        raise JaxflError(f"{option}: {NO_VALIDATION}")
 
 
 def _run_partitions(
-    folder: Path, planned: Runs, mine: Runs, setup: Setup, select: str, watch: Callable, observer: Observer
+    folder: Path,
+    asked: dict,
+    planned: Runs,
+    mine: Runs,
+    setup: Setup,
+    validates: str | None,
+    watch: Callable,
+    observer: Observer,
 ) -> dict[Path, JaxflError]:
     """Start or continue some runs of a comparison, partition by partition, since data may not fit together.
 
@@ -173,7 +229,7 @@ def _run_partitions(
                 source = load_source(setup)
             data = None  # the last partition's data go: the next ones need the memory
             try:
-                data, saved = _data_of(planned, setup, source, select)
+                data, saved = _data_of(planned, setup, source, validates)
                 if not introduced:
                     observer.prepared(setup, data, left)
                     introduced = True
@@ -191,23 +247,29 @@ def _run_partitions(
                 observer.said(f"Left out: partition_seed {number}: {error}")
                 left -= len(these)
                 continue
-            store.forget_end(folder)
+            store.keep_command(folder, asked)
             errors |= _run_all(folder, these, planned, data, watch, observer)
     return errors
 
 
-def _data_of(planned: Runs, setup: Setup, source: Source, select: str) -> tuple[Data, Path | None]:
+def _data_of(planned: Runs, setup: Setup, source: Source, validates: str | None) -> tuple[Data, Path | None]:
     """Return the data of a setup's partition, and a begun run that has saved it.
 
+    Args:
+      planned: all runs.
+      setup: that of the partition.
+      source: the data set.
+      validates: the option that needs validation rows, if one does.
+
     Raises:
-      JaxflError: if the partition is impossible, or lacks the validation rows by which to select.
+      JaxflError: if the partition is impossible, or lacks the validation rows that an option needs.
     """
     number = setup.partition.partition_seed
     begun = [run for run, entry in planned.items() if entry.setup.partition.partition_seed == number]
     saved = next((run for run in begun if store.holds(run, store.CONFIG)), None)
     data = prepare(setup, saved, source)
-    if select == "validation":
-        _require_validation(any(map(len, data.partition.validation)))
+    if validates:
+        _require_validation(validates, any(map(len, data.partition.validation)))
     return data, saved
 
 
@@ -238,6 +300,7 @@ def _conclude(
     failures: list[str],
     show: Sequence[str],
     hide: Collection[str],
+    tune: Sequence[str],
     target: Sequence[float],
     against: str | None,
     select: str,
@@ -247,17 +310,17 @@ def _conclude(
     elsewhere = planned.keys() - mine.keys() - set(finished)
     if elsewhere:
         notes.append(f"Not finished, left to other parts: {len(elsewhere)} of {len(planned)} runs.")
-    if against is not None and against not in _complete_labels(planned, finished):
+    if against is not None and against not in _complete_labels(planned, finished, tune):
         notes.append(f"Nothing is compared with {against}: not all runs have finished.")
         against = None
-    chosen = {"select": select, "hide": hide}
+    chosen = {"select": select, "hide": hide, "tune": tune}
     table = report(finished, folder, show, target, against, notes, **chosen) if finished else None
     # Where another process is at work, the comparison has not ended.
     at_work = any(is_owned(run) for run in planned if run not in finished)
     if store.runs_in(folder) and not at_work:
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
-        end["select"] = select
+        end |= {"select": select, "tune": list(tune)}
         files.write_json(folder / store.END, end)
     return table
 
@@ -274,13 +337,14 @@ def _named(against: str, variants: Sequence[Variant]) -> str:
     return in_files[found] if found else label_of(against, labels)
 
 
-def _complete_labels(planned: Runs, finished: Sequence[Path]) -> set[str]:
-    """Return the labels whose runs have all finished.
+def _complete_labels(planned: Runs, finished: Sequence[Path], tune: Sequence[str]) -> set[str]:
+    """Return the labels, without what is tuned, whose runs have all finished.
 
     On several partitions there are none if another label has finished only some of its runs.
     """
-    left = {entry.variant.label for run, entry in planned.items() if run not in finished}
-    ended = {planned[run].variant.label for run in finished}
+    labels = {run: apart(entry.variant.label, tune)[0] for run, entry in planned.items()}
+    left = {label for run, label in labels.items() if run not in finished}
+    ended = {labels[run] for run in finished}
     several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
     return set() if several and left & ended else ended - left
 
@@ -355,6 +419,7 @@ def _run_all(
             if store.holds(run, store.CONFIG):
                 machine = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir")}
                 asked = {name: value for name, value in machine.items() if value is not None}
+                asked["show"] = entry.setup.machine.show
                 # With the choices for its machine; the command has named the files that it names.
                 setup, _ = restore(run, store.read_config(run), changed_code=True)
                 setup = setup.replace(**asked)
@@ -385,7 +450,6 @@ def _stopped(folder: Path, planned: Runs, code: int) -> Interrupted:
     finished = sum(store.holds(run, store.RESULT) for run in planned)
     return Interrupted(
         f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs "
-        f"finished{reason(code)}; repeat the command, with --run-dir {shlex.quote(str(folder))}, to "
-        "continue.",
+        f"finished{reason(code)}; continue with `jaxfl resume {shlex.quote(str(folder))}`.",
         code,
     )

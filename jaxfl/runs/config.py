@@ -147,6 +147,15 @@ def at_own_default(config: dict) -> set[str]:
     return {name for name in usual if usual[name] != own[name] == options.get(name, own[name])}
 
 
+def training_of(config: dict) -> dict[str, Any]:
+    """Return the options of local training in which a run differs from its method's defaults."""
+    method = registry.METHODS.get(config["method"])
+    usual, options = _plain(vars(method.config() if method else Training())), config["options"]
+    chosen = {name: options.get(name, usual[name]) for name in hints(Training)}
+    chosen = {name: value for name, value in chosen.items() if value != usual[name]}
+    return _restored(Training, chosen)
+
+
 def own_objects(config: dict) -> dict[Path, set[str]]:
     """Return the user's Python files in a configuration, and the names of what is used of each of them.
 

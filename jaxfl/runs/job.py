@@ -28,6 +28,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import checkpoint, store
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
+from jaxfl.runs.row_scores import asked
 from jaxfl.runs.variant import Variant
 
 
@@ -48,6 +49,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         keys=[jax.random.key(setup.run.seed) for _, setup in runs],
         eval_every=setup.run.eval_every,
         score_cohort=setup.run.score_cohort,
+        likely=asked(setup.machine.show),
         conditions=[_conditions(setup, federation) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
     )

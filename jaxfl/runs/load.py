@@ -203,12 +203,16 @@ class Loaded:
     def frame(self) -> "pandas.DataFrame":
         """Return a row per round: loss, bytes, accuracies if evaluated (also per architecture), seconds.
 
+        It has the scores of `show`, too, and the run's options in ``frame.attrs``.
+
         Raises:
           JaxflError: if pandas is not installed.
         """
         pandas = optional("pandas", "pandas", "A frame")
         index = pandas.Index([record["round"] for record in self.metrics], name="round")
-        return pandas.DataFrame([scalars(record) for record in self.metrics], index)
+        frame = pandas.DataFrame([scalars(record, self.config) for record in self.metrics], index)
+        frame.attrs.update(self.config["options"])
+        return frame
 
     def client_frame(self) -> "pandas.DataFrame":
         """Return a row per evaluation and client, with its numbers of training and test rows, and accuracies.

@@ -7,11 +7,13 @@ metrics.jsonl. A function of the user's own is ``(folder, record)``.
 
 import contextlib
 import copy
+import math
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
@@ -19,6 +21,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.packages import optional
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import store
+from jaxfl.runs.measures import COSTS, PER_CLASS, columns
 from jaxfl.runs.target import stops
 
 Write = Callable[[dict], None]
@@ -114,12 +117,12 @@ def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-def scalars(record: dict) -> dict[str, float]:
+def scalars(record: dict, config: dict) -> dict[str, float]:
     """Return a round's numbers by name; those of one kind share a prefix, which TensorBoard draws together.
 
-    Accuracies are there if the round was evaluated; ``personal/mlp`` is that of an architecture's clients.
-    Seconds are there if a program of several rounds ended, for all of them. A loss that is not finite is left
-    out.
+    Accuracies are there if the round was evaluated; ``personal/mlp`` is that of an architecture's clients. So
+    are the scores that the run's `config` asks to show, shares as fractions. Seconds are there if a program
+    of several rounds ended, for all of them. A loss that is not finite is left out.
     """
     values = {"loss": record["loss"], "bytes/up": record["bytes_up"], "bytes/down": record["bytes_down"]}
     values["seconds/simulated"] = record.get("simulated_seconds")
@@ -130,8 +133,17 @@ def scalars(record: dict) -> dict[str, float]:
             values |= {f"{moment}/{name}": mean for name, mean in record[key]["per_group"].items()}
             if moment == "personal":
                 values["accuracy/validation"] = record[key].get("validation")
+    for name in config["options"].get("show", ()) if "accuracy" in record else ():
+        for title, value, *_ in columns(name, [record]) if name not in COSTS else ():
+            word, unit, _ = title.partition(" %")
+            key = f"{PER_CLASS}/{word}" if name == PER_CLASS else f"scores/{name}"
+            values[key] = value(record) / (100 if unit else 1)
     values |= {f"seconds/{part}": seconds for part, seconds in record.get("seconds", {}).items()}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
+
+
+def _in_words(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else " ".join(map(str, value or ["none"]))
 
 
 def tensorboard() -> Open:
@@ -144,9 +156,12 @@ def tensorboard() -> Open:
         # A resumed run gets a new log, so that no round is in it twice.
         shutil.rmtree(log, ignore_errors=True)
         with package.SummaryWriter(str(log), flush_secs=5) as events:
+            options = {name: _in_words(value) for name, value in config["options"].items()}
+            for summary in package.summary.hparams(options, {"accuracy/personal": 0.0}):
+                events.file_writer.add_summary(summary)
 
             def write(record):
-                for name, value in scalars(record).items():
+                for name, value in scalars(record, config).items():
                     events.add_scalar(name, value, record["round"])
 
             yield write
@@ -184,7 +199,7 @@ def wandb() -> Open:
 
         def write(record):
             if record["round"] >= first:
-                run.log(scalars(record), step=record["round"])
+                run.log(scalars(record, config), step=record["round"])
 
         try:
             yield write

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.runs.row_scores import CONFUSION, ROW_SCORES
 
 PER_CLASS = "per-class"  # not one measure but one for each class
 
@@ -48,6 +49,23 @@ def _mean_of(moment: str, title: str) -> Measure:
     )
 
 
+def _of_rows(name: str, title: str, better: Callable) -> Measure:
+    def shown(share):
+        return percent(share) if title.endswith("%") else math.nan if share is None else share
+
+    def of(result):
+        nothing = {"mean": None, "per_client": [None] * len(result["accuracy"]["per_client"])}
+        return result["accuracy"].get("scores", {}).get(name, nothing)
+
+    return Measure(
+        title,
+        lambda result: shown(of(result)["mean"]),
+        lambda result: [shown(value) for value in of(result)["per_client"]],
+        better,
+        f"no run has computed it; runs that begin with --show {name} do",
+    )
+
+
 MEANS = {
     "accuracy": _mean_of("accuracy", "accuracy, mean over clients %"),
     "received": _mean_of("received", "received %"),
@@ -61,6 +79,7 @@ SCORES = {  # of the deployed models, beside the mean over clients
     "validation": _of_deployed("validation %", "validation")._replace(
         missing="no run has validation rows; clients hold some out with --validation-fraction"
     ),
+    **{name: _of_rows(name, score.title, score.better) for name, score in ROW_SCORES.items()},
 }
 
 
@@ -138,7 +157,7 @@ def until(name: str, target: str | None, words: str) -> Measure:
 
 # ---- by name
 
-SHOWN = (*SCORES, PER_CLASS, *COHORT, *COSTS)  # columns on request
+SHOWN = (*SCORES, PER_CLASS, CONFUSION, *COHORT, *COSTS)  # on request
 
 
 def check_columns(show: Sequence[str]) -> None:
@@ -154,6 +173,8 @@ def check_columns(show: Sequence[str]) -> None:
 
 def columns(name: str, results: Sequence[dict]) -> list[Measure]:
     """Return the columns of a name in `SHOWN`."""
+    if name == CONFUSION:
+        return []  # it is a picture
     return of_classes(results) if name == PER_CLASS else [(SCORES | COHORT | COSTS)[name]]
 
 
@@ -166,6 +187,13 @@ def known_measures(target: float | None = None) -> dict[str, Measure]:
     words = "the target" if target is None else f"{100 * target:g} %"
     spent = {f"{name}-to-target": until(name, None, words) for name in SPENT}
     return MEANS | SCORES | COHORT | COSTS | {"megabytes": TRAFFIC} | spent
+
+
+def titles() -> dict[str, str]:
+    """Return what can be shown on request, by name, in words."""
+    known = {name: what.title for name, what in known_measures().items()}
+    known |= {PER_CLASS: "the accuracy on each class", CONFUSION: "which classes are taken for which"}
+    return {name: known[name] for name in SHOWN}
 
 
 def measure(name: str, target: float | None = None) -> Measure:

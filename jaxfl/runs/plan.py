@@ -132,7 +132,7 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
         is true, a run outside of the plan.
     """
     begun = store.runs_in(folder)
-    if not begun and not store.holds(folder, store.END):  # whose runs have been removed, to be trained again
+    if not begun and not store.holds(folder, store.COMMAND):  # whose runs have been removed, or not begun
         try:
             store.check_free(folder)
         except JaxflError:

@@ -1,7 +1,7 @@
 """Plots of one or several runs, and of a method's findings."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib import colormaps
@@ -20,6 +20,7 @@ HATCHES = ("", "//", "..", "xx")
 LABEL_WIDTH = 40  # characters in a line of the legend, which must leave room for the curves
 TICK_WIDTH = 20  # the same under a column of a heat map
 WIDE = 30  # amounts whose largest is more times the smallest are drawn on a logarithmic axis
+MOST_WRITTEN = 20  # classes with whose shares a confusion matrix has room for numbers
 MOST_LINKED = 200  # clients whose links fit in a picture
 
 
@@ -201,6 +202,39 @@ def _draw_classes(axes, seeds: list[list[float | None]], number: int, runs: int)
     places = np.arange(classes.shape[1]) + width * (number - (runs - 1) / 2)
     spread = classes.std(0, ddof=1) if len(classes) > 1 else None
     axes.bar(places, classes.mean(0), width, yerr=spread, error_kw={"linewidth": 0.8}, **_bar(number))
+
+
+def draw_confusion(
+    matrices: Mapping[str, Sequence[Sequence[float]]], class_names: Sequence[str] = ()
+) -> Figure | None:
+    """Draw the share of each class's rows (a line) that models take for a class (a column); None without any.
+
+    Args:
+      matrices: by label (C, C + 1), numbers of rows, in the last column of those taken for no class.
+      class_names: the classes in words, if they have names.
+    """
+    if not matrices:
+        return None
+    columns = min(3, len(matrices))
+    lines, classes = -(-len(matrices) // columns), len(next(iter(matrices.values())))
+    side = float(np.clip(0.42 * classes + 1.6, 4.2, 9))
+    figure = Figure((side * columns + 1, side * lines), layout="constrained", dpi=150)
+    for place, (label, matrix) in enumerate(matrices.items(), 1):
+        counts = np.array(matrix, float)
+        shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        shares = shares if counts[:, -1].any() else shares[:, :-1]
+        axes = figure.add_subplot(
+            lines, columns, place, title=_in_lines(label, LABEL_WIDTH), xlabel="predicted", ylabel="class"
+        )
+        field = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+        for (row, column), share in np.ndenumerate(shares) if classes <= MOST_WRITTEN else ():
+            colour = "white" if share > 50 else "black"
+            axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize="small")
+        words = list(class_names) or [*map(str, range(classes))]
+        name_classes(axes.yaxis, words)
+        name_classes(axes.xaxis, [*words, "none"][: shares.shape[1]])
+    figure.colorbar(field, ax=figure.axes, label="share of the class's test rows (%)")
+    return figure
 
 
 def draw_table(table: Table, title: str, unit: str) -> Figure:

@@ -36,6 +36,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.models.model import Model
 from jaxfl.runs import store
 from jaxfl.runs.architectures import build_models, client_devices
+from jaxfl.runs.measures import check_columns
 from jaxfl.runs.target import check_targets
 
 CLIENTS = 20  # default number
@@ -270,6 +271,7 @@ def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or out of range."""
     setup.check()
     check_targets(setup.run.target)
+    check_columns(setup.machine.show)
     public, options = choices.split(setup.data.public)
     if public in ("auto", "none") and options:
         option = next(iter(options))

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxfl.config import choices
 from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
@@ -20,6 +23,7 @@ from jaxfl.runs.measures import measure, names_of_classes
 from jaxfl.runs.moved_paths import moved
 from jaxfl.runs.paired import UNPAIRED, Draw, label_of, notes_on, paired
 from jaxfl.runs.result import OTHER_DATA, notes_on_selected, selected
+from jaxfl.runs.row_scores import CONFUSION, confusion_csv
 from jaxfl.runs.table import (
     Table,
     as_csv,
@@ -31,6 +35,7 @@ from jaxfl.runs.table import (
     untrained,
 )
 from jaxfl.runs.target import by_target, check_targets
+from jaxfl.runs.tuned import apart, best_of, check_tuned, notes_on_tuned
 
 
 def report(
@@ -43,6 +48,7 @@ def report(
     pictures: str = "png",
     select: str = "last",
     hide: Collection[str] = (),
+    tune: Sequence[str] = (),
 ) -> Table:
     """Tabulate and plot finished runs.
 
@@ -58,6 +64,7 @@ def report(
       pictures: their format, "png", "pdf" or "svg".
       select: the evaluation that the accuracies are of, see `jaxfl.runs.result.selected`.
       hide: usual columns to leave out, see `jaxfl.runs.table.tabulate`.
+      tune: options; of the labels that differ only in these, the best one stays, see `jaxfl.runs.tuned`.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
@@ -67,12 +74,16 @@ def report(
     from jaxfl.runs import plot  # here, so that commands without plots do not wait for it
 
     check_targets(target)
-    table, metrics, words = _tabulated(folders, show, target, against, select, hide)
+    table, metrics, results = _tabulated(folders, show, target, against, select, hide, tune)
     table = table._replace(notes=(*table.notes, *notes))
+    words, matrices = names_of_classes([result for _, result in results]), _confused(results, show)
     forms = {"table.csv": as_csv, "table.md": as_markdown, "table.tex": as_latex}
-    files.write_texts(out, {name: form(table) for name, form in forms.items()})
+    texts = {name: form(table) for name, form in forms.items()}
+    texts |= {"confusion.csv": confusion_csv(matrices, words)} if matrices else {}
+    files.write_texts(out, texts)
     drawn = {"curves": plot.draw_curves, "loss": plot.draw_loss, "architectures": plot.draw_architectures}
     drawn |= {"metrics": partial(plot.draw_metrics, shown=show, class_names=words), "bytes": plot.draw_bytes}
+    drawn["confusion"] = lambda _: plot.draw_confusion(matrices, words)
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 
@@ -89,8 +100,9 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
     if not store.finished_below(folder):
         return None
     asked = [store.read_config(run)["options"].get("target", ()) for run in store.finished_in([folder])]
-    select = store.end_of(folder).get("select", "last")
-    return _tabulated([folder], (), list(dict.fromkeys(itertools.chain(*asked))), against, select)[0]
+    end, targets = store.end_of(folder), list(dict.fromkeys(itertools.chain(*asked)))
+    select, tune = end.get("select", "last"), end.get("tune", ())
+    return _tabulated([folder], (), targets, against, select, tune=tune)[0]
 
 
 def _tabulated(
@@ -100,8 +112,9 @@ def _tabulated(
     against: str | None,
     select: str = "last",
     hide: Collection[str] = (),
-) -> tuple[Table, dict[str, list], list[str]]:
-    """Return the table of all finished runs in some folders, their metrics by label, and classes in words."""
+    tune: Sequence[str] = (),
+) -> tuple[Table, dict[str, list], list[tuple[str, dict]]]:
+    """Return the table of all finished runs in some folders, their metrics by label, and labelled results."""
     runs = store.finished_in(list(folders))
     configs = [moved(run, store.read_config(run), code=True) for run in runs]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
@@ -120,6 +133,16 @@ def _tabulated(
         metrics.setdefault(label, []).append(of_run)
         by_draw.setdefault(label, {})[draw] = result
     notes = notes_on_selected(select, (result for _, result in results))
+    if tune:
+        check_tuned(tune, itertools.chain(*(choices.split(label)[1] for label in by_draw)))
+        grid = {label: apart(label, tune) for label in by_draw}
+        stay = best_of(grid, by_draw)
+        notes += notes_on_tuned({method: grid[label][1] for label, method in stay.items()})
+        results = [(stay[label], result) for label, result in results if label in stay]
+        metrics, by_draw, folder_of = (
+            {method: of_label[label] for label, method in stay.items()}
+            for of_label in (metrics, by_draw, folder_of)
+        )
     notes += _of_partitions(runs, [partition_seed if repeated else 0 for _, partition_seed in draws])
     notes += _of_spread({label: list(of_label) for label, of_label in by_draw.items()}, repeated)
     notes += notes_on_code({label: list(of_label.values()) for label, of_label in by_draw.items()})
@@ -133,7 +156,16 @@ def _tabulated(
         against = label_of(against, folder_of)
         _check_partitions(against, folder_of)
         table = _compared(table, against, by_draw)
-    return table, metrics, names_of_classes([result for _, result in results])
+    return table, metrics, results
+
+
+def _confused(results: Sequence[tuple[str, dict]], show: Sequence[str]) -> dict[str, list[list[float]]]:
+    """Return the confusion matrix of each label, the mean over its runs, if they are to be shown."""
+    matrices = {}
+    for label, result in results if CONFUSION in show else ():
+        if found := result["accuracy"].get(CONFUSION):
+            matrices.setdefault(label, []).append(found)
+    return {label: np.mean(of_runs, axis=0).tolist() for label, of_runs in matrices.items()}
 
 
 def _of_spread(draws: Mapping[str, list[Draw]], repeated: bool) -> list[str]:

@@ -1,6 +1,6 @@
 """Per-round records and the result of a run: accuracies, bytes, operations, seconds."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.runs.code import history
+from jaxfl.runs.row_scores import of_rows
 from jaxfl.runs.scores import accuracy, each_present, of_present, of_teachers
 from jaxfl.runs.target import by_target, stops
 
@@ -28,6 +29,7 @@ def records(
     client_devices: PerGroup | None = None,
     together: int = 1,
     deadline: float | None = None,
+    show: Collection[str] = (),
 ) -> list[dict]:
     """Return a chunk as one record per round; the last one holds the scores and the chunk's seconds.
 
@@ -49,7 +51,8 @@ def records(
         findings           of methods that have some
         preparation        costs of a method before round 1, which count for that round
         accuracy, received
-                           scores of all clients except newcomers, if evaluated
+                           scores of all clients except newcomers, if evaluated; with those that `show` asks
+                           for, see `jaxfl.runs.row_scores.of_rows`
         seconds            of the chunk
         together           number of runs in one program; the seconds of training are one run's part
     """
@@ -64,6 +67,8 @@ def records(
     if chunk.scores is not None:
         for moment, key in (("personal", "accuracy"), ("received", "received")):
             lines[-1][key] = accuracy(chunk.scores[moment], federation)
+        if "likely" in chunk.scores:
+            lines[-1]["accuracy"] |= of_rows(chunk.scores["likely"], federation, show)
     lines[-1]["seconds"] = {
         "compile": compile_seconds,
         "train": chunk.train_seconds,
@@ -230,9 +235,7 @@ def _finite(loss: float) -> float | None:
 
 SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
 OTHER_DATA = "These runs have different data: their accuracies are not comparable."
-NO_VALIDATION = (
-    "clients have no validation rows to select an evaluation by; runs with a validation_fraction have some."
-)
+NO_VALIDATION = "clients have no validation rows to choose by; runs with a validation_fraction have some."
 
 
 def selected(result: dict, metrics: list[dict], select: str) -> dict:

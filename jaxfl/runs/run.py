@@ -13,7 +13,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
 from jaxfl.runs import checkpoint, code, store
-from jaxfl.runs.config import described, restore
+from jaxfl.runs.config import described, restore, restore_setup
 from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
 from jaxfl.runs.job import fit_to_machine, job_of, saved_state
@@ -24,7 +24,7 @@ from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, images_of, prepare
 from jaxfl.runs.run_loop import Run, compilation, proceed
-from jaxfl.runs.variant import Variant, provided
+from jaxfl.runs.variant import Variant, own_setup, provided
 
 
 def run(
@@ -78,13 +78,23 @@ def run(
         return folder, _only(proceed(job, [begun], data.client_devices, spent, profile, since))
 
 
-def repeat(old: Path, folder: Path | None = None, seed: int | None = None, **options) -> tuple[Path, dict]:
-    """Repeat an earlier run on its partition, perhaps with another seed; the rest is as in `run`.
+def repeat(
+    old: Path,
+    folder: Path | None = None,
+    seed: int | None = None,
+    variant: Variant | None = None,
+    **options,
+) -> tuple[Path, dict]:
+    """Repeat an earlier run on its partition, perhaps with another seed or method; the rest is as in `run`.
 
     The user's own files are used as they are now; the observer is warned of the first that has changed.
     """
     config = store.read_config(old)
-    setup, variant = restore(old, config)
+    if variant is None:
+        setup, variant = restore(old, config)
+    else:
+        setup = own_setup(restore_setup(old, config), variant)
+        setup = setup.replace(clients_at_once=None)  # chosen for the method
     setup = setup if seed is None else setup.replace(seed=seed)
     if config.get("beyond_target", False):
         setup = setup.replace(stop_at_target=False, patience=None)

@@ -27,6 +27,7 @@ from jaxfl.runs.interrupt import Interrupted, deferred, reason
 from jaxfl.runs.owner import require_owned
 from jaxfl.runs.profile import profiled
 from jaxfl.runs.result import joined, records, result
+from jaxfl.runs.row_scores import CONFUSION, confusion_csv
 from jaxfl.runs.target import stops
 from jaxfl.runs.variant import Variant
 
@@ -143,8 +144,9 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                 request.measured(computed - asked - spent + 2 * writing)
                 stop = request.made
                 for i, run in list(going.items()):
-                    where, deadline = (job.federation, job.cohorts[i]), run.config["options"].get("deadline")
-                    new = records(of_runs[i], *where, spent, client_devices, len(runs), deadline)
+                    where, options = (job.federation, job.cohorts[i]), run.config["options"]
+                    asked_for = options.get("deadline"), options.get("show", ())
+                    new = records(of_runs[i], *where, spent, client_devices, len(runs), *asked_for)
                     new[-1]["seconds"]["write"] = wrote[i]
                     spent, begun = 0.0, time.perf_counter()
                     try:
@@ -310,10 +312,15 @@ def _conclude(
     if job.federation.links.size:
         named = [group.model.name for group in job.federation.groups for _ in group.id]
         pictures["topology.png"] = partial(plot.draw_topology, np.asarray(job.federation.links), named)
+    texts = {}
+    if counts_of_classes := summary["accuracy"].get(CONFUSION):
+        tables = {run.variant.label: counts_of_classes}
+        pictures["confusion.png"] = partial(plot.draw_confusion, tables, words)
+        texts["confusion.csv"] = confusion_csv(tables, words)
     files.write_pictures(folder, pictures)
     names = store.read_partition(folder).names
     table = clients.as_csv(metrics, job.federation, names, client_devices)
-    files.write_texts(folder, {"clients.csv": table})
+    files.write_texts(folder, texts | {"clients.csv": table})
     if since is not None:
         timed = itertools.chain(*(record.get("seconds", {}).values() for record in metrics[before:]))
         summary["seconds"]["rest"] = time.perf_counter() - since - sum(timed)

@@ -19,6 +19,8 @@ ACCURACY = {
     "per_class": [NUMBER | None],
     "per_group": {"*": NUMBER},
     "validation": NUMBER | None,
+    "scores?": {"*": {"mean": NUMBER | None, "per_client": [NUMBER | None]}},
+    "confusion?": [[int]],
 }
 CODE = {"package": str, "files": {"*": str}}
 CONFIG = {
@@ -106,7 +108,18 @@ RESULT = {
     "seconds": {"*": NUMBER},
     "code": [CODE],
 }
-END = {"failures": [str], "order?": [str], "select?": str}
+COMMAND = {
+    "environment": dict,
+    "methods": [{"method": str | None, "label": str, "options": {"rounds": int, "seed": int}}],
+    "seeds": int,
+    "partition_seeds": int,
+    "hide": [str],
+    "tune": [str],
+    "select": str,
+    "against": str | None,
+    "beside": bool,
+}
+END = {"failures": [str], "order?": [str], "select?": str, "tune?": [str]}
 
 
 def fits(value: Any, schema: Any) -> bool:

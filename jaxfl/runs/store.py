@@ -42,7 +42,16 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.machine.files import as_json, below, reads, replacing, require_utf8, unfinished, writes
+from jaxfl.machine.files import (
+    as_json,
+    below,
+    reads,
+    replacing,
+    require_utf8,
+    unfinished,
+    write_texts,
+    writes,
+)
 from jaxfl.machine.processes import on_first_process
 from jaxfl.runs import schema
 
@@ -54,7 +63,7 @@ OF_END = "newcomers"  # only in the metrics of a run's last round
 # Options that a run may change, and where its configuration keeps their first values.
 BEGUN = {"rounds": "begun_for", "devices": "begun_on", "data_dir": "begun_in"}
 LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
-OWNER, TURN, END = "owner.json", "turn.lock", "comparison.json"
+OWNER, TURN, COMMAND, END = "owner.json", "turn.lock", "command.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
 LOGS = ("tensorboard", "wandb")
@@ -72,7 +81,8 @@ def check_free(folder: Path) -> None:
     if (folder / CONFIG).exists():
         raise JaxflError(
             f"{folder} already holds a run; choose another --run-dir, or continue it with "
-            f"`jaxfl resume {shlex.quote(str(folder))}`."
+            f"`jaxfl resume {shlex.quote(str(folder))}` (from Python jaxfl.load({str(folder)!r}) opens it, "
+            f"jaxfl.resume({str(folder)!r}) continues it, and another run_dir begins anew)."
         )
     if folder.exists() and not (folder.is_dir() and all(map(_of_no_run, below(folder)))):
         raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
@@ -216,9 +226,28 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 @writes
-def forget_end(folder: Path) -> None:
-    """Delete the file of a comparison's last end, because it goes on."""
+def keep_command(folder: Path, asked: dict) -> None:
+    """Write what a comparison was asked for, which begins or goes on: its last end counts no more."""
     (folder / END).unlink(missing_ok=True)
+    write_texts(folder, {COMMAND: as_json(asked).decode()})
+
+
+@writes
+def discard_command(folder: Path) -> None:
+    """Remove the folder of a comparison of which no run has begun."""
+    (folder / COMMAND).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # there is none, or it holds something else
+        folder.rmdir()
+
+
+@reads
+def read_command(folder: Path) -> dict:
+    """Return what a comparison was asked for, see `jaxfl.runs.compare.resume`.
+
+    Raises:
+      JaxflError: if the folder does not hold that, or the file is damaged.
+    """
+    return _read_json(folder / COMMAND, schema.COMMAND)
 
 
 @reads

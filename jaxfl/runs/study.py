@@ -36,7 +36,7 @@ from jaxfl.runs.study_file import (
     usual_folder,
     without_axis,
 )
-from jaxfl.runs.study_table import Cells, as_runs, measures_of, tabulate
+from jaxfl.runs.study_table import Cells, as_runs, measures_of, tabulate, tuned
 from jaxfl.runs.table import Table, as_csv, as_latex, as_markdown, untrained
 from jaxfl.runs.target import by_target
 from jaxfl.runs.variant import provided
@@ -228,7 +228,9 @@ def _written(cells: Cells, folder: Path, pictures: str) -> Table:
         by_measure = tabulate(cells._replace(study=study._replace(columns=SHOW)))
         draw = partial(plot.draw_panels, by_measure, study.title)
     else:
-        form = plot.draw_grid if (len(study.methods), len(study.axes)) == (1, 2) else plot.draw_table
+        shown, _ = tuned(cells)
+        shape = len(shown.study.methods), len(shown.study.axes)
+        form = plot.draw_grid if shape == (1, 2) else plot.draw_table
         draw = partial(form, table, study.title, next(iter(measures_of(study).values())).title)
     files.write_pictures(folder, {f"study.{pictures}": draw})
     return table

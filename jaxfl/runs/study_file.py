@@ -10,15 +10,17 @@ from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.given import divide
 from jaxfl.config.options import as_path, hints
-from jaxfl.config.setup import Setup
+from jaxfl.config.setup import Setup, is_saved
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine import files
 from jaxfl.runs import store
-from jaxfl.runs.measures import known_measures, measure
+from jaxfl.runs.measures import SHOWN, known_measures, measure
 from jaxfl.runs.paired import matching_label
 from jaxfl.runs.plan import check_distinct
 from jaxfl.runs.prepare import check_setup
+from jaxfl.runs.result import NO_VALIDATION
+from jaxfl.runs.tuned import apart, check_tuned
 from jaxfl.runs.variant import Variant, choose
 
 METHOD = "method"  # the axis that every study has
@@ -43,6 +45,8 @@ class Study(NamedTuple):
         `SHOW`.
       show: what the table shows, see `jaxfl.runs.measures.measure`.
       select: the evaluation that accuracies are of, see `jaxfl.runs.result.selected`.
+      tune: options; of the methods and settings that differ only in these, the table has the best ones, see
+        `jaxfl.runs.tuned`.
       against: the method with which the others are compared in further columns, see `jaxfl.runs.paired`.
       names: what the table calls methods (fedavg), settings (lr=0.1) and what it shows (accuracy).
     """
@@ -58,6 +62,7 @@ class Study(NamedTuple):
     columns: str = METHOD
     show: tuple[str, ...] = ("accuracy",)
     select: str = "last"
+    tune: tuple[str, ...] = ()
     against: str = ""
     names: Mapping[str, str] = {}
 
@@ -81,8 +86,10 @@ def read(path: str | Path) -> Study:
         for i, value in enumerate(values):
             if of_values[i] in of_values[:i]:
                 raise JaxflError(f"{path}: {name} has {value_text(value)} twice; write it once.")
-    known = (METHOD, *axes, *([SHOW] if len(shown) > 1 else []))
-    columns = content.setdefault("columns", SHOW if SHOW in known else next(reversed(axes), METHOD))
+    content["tune"] = tune = tuple(content["tune"])
+    kept = [name for name in axes if name not in tune]
+    known = (METHOD, *kept, *([SHOW] if len(shown) > 1 else []))
+    columns = content.setdefault("columns", known[-1])
     if columns not in known:
         raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, known)}")
     study = Study(path.stem, tuple(content.pop("methods")))._replace(**(content | {SHOW: shown}))
@@ -90,11 +97,12 @@ def read(path: str | Path) -> Study:
         raise JaxflError(f'{path}: select is {study.select!r}; it must be "last" or "validation".')
     for name in shown:
         measure(name)
+    check_tuned(tune, itertools.chain(axes, *(choices.split(choice)[1] for choice in study.methods)))
     if study.against:
-        against = matching_label(study.against, study.methods)
+        against = matching_label(study.against, untuned(study))
         if against is None:
             raise JaxflError(
-                f"{path}: no method {study.against!r} is compared; {nearest(study.against, study.methods)}"
+                f"{path}: no method {study.against!r} is compared; {nearest(study.against, untuned(study))}"
             )
         study = study._replace(against=against)
     names = _named(path, study)
@@ -105,6 +113,8 @@ def read(path: str | Path) -> Study:
     for setting in settings(study):
         variants, setup = planned(study, setting)
         check_distinct(variants)
+        if tune and not (setup.partition.validation_fraction or is_saved(setup.partition.partition)):
+            raise JaxflError(f"{path}: tune: {NO_VALIDATION}")
         number = len(setup.run.target)
         if number != 1 and (names := [*filter(to_target, shown)]):
             raise JaxflError(
@@ -119,10 +129,11 @@ def _typed(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     for name in content:
         if name not in Study._fields:
             raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
-    kinds = {"methods": list, SHOW: list, "options": dict, "axes": dict, "names": dict}
+    kinds = {"methods": list, SHOW: list, "tune": list, "options": dict, "axes": dict, "names": dict}
     kinds |= {"seeds": int, "partition_seeds": int}
-    shown = content.get(SHOW, "accuracy")
-    content = {"methods": []} | content | {SHOW: [shown] if isinstance(shown, str) else shown}
+    lists = {name: content.get(name, usual) for name, usual in ((SHOW, "accuracy"), ("tune", []))}
+    lists = {name: [value] if isinstance(value, str) else value for name, value in lists.items()}
+    content = {"methods": []} | content | lists
     for name, value in content.items():
         kind = kinds.get(name, str)
         if type(value) is not kind:
@@ -171,7 +182,7 @@ def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any])
 def _named(path: Path, study: Study) -> dict[str, str]:
     """Return other names as lines of text; refuse those of nothing, and those that two things would share."""
     values = [{name: value} for name, values in study.axes.items() for value in values]
-    known = [*study.methods, *map(setting_name, values), *study.show]
+    known = [*untuned(study), *map(setting_name, values), *study.show]
     for name, other in study.names.items():
         if name not in known:
             raise JaxflError(f"{path}: names has {name!r}, which is in no table; {nearest(name, known)}")
@@ -203,6 +214,11 @@ def usual_folder(path: Path) -> Path:
     """
     beside = "" if path.parent == Path() else path.resolve().parent.name
     return Path("runs") / "-".join(filter(None, [beside, path.stem]))
+
+
+def untuned(study: Study) -> list[str]:
+    """Return the methods as the table names them: without the options that are tuned, each once."""
+    return list(dict.fromkeys(apart(choice, study.tune)[0] for choice in study.methods))
 
 
 def settings(study: Study) -> list[dict[str, Any]]:
@@ -258,6 +274,7 @@ def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Se
     shared = {*hints(Setup), *hints(Training)}
     own = {name: value for name, value in options.items() if name not in shared}
     setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
+    setup = setup.replace(show=tuple(name for name in study.show if name in SHOWN))
     check_setup(setup)
     having = {choice: hints(registry.method(choice)[0].config) for choice in study.methods}
     for name in own:

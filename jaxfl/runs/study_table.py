@@ -22,6 +22,7 @@ from jaxfl.runs.study_file import (
     setting_name,
     settings,
     to_target,
+    untuned,
     value_text,
 )
 from jaxfl.runs.table import (
@@ -33,6 +34,7 @@ from jaxfl.runs.table import (
     notes_on_empty,
     notes_on_untrained,
 )
+from jaxfl.runs.tuned import apart, best_of, notes_on_tuned
 
 MOST_NAMED = 6  # cells in a note that lists some
 NOTHING = Cell(math.nan, None)
@@ -58,6 +60,7 @@ def tabulate(cells: Cells) -> Table:
     If several things are shown, they are one more axis. If the study compares methods `against` one of
     them, columns of differences follow these. The best method of every setting stands out.
     """
+    everything, (cells, chosen) = cells, tuned(cells)
     study, measures = cells.study, measures_of(cells.study)
     place = partial(_place, study, {name: what.title for name, what in measures.items()})
     rows, differences, unlike, best, of_measures = {}, {}, {}, set(), {}
@@ -90,13 +93,37 @@ def tabulate(cells: Cells) -> Table:
         (i, j) for i, (row, _) in enumerate(body) for j, column in enumerate(columns) if (row, column) in best
     ]
     rival = study.names.get(study.against, study.against)
-    notes = (*_notes(cells), *notes_on(rival, differences))
+    notes = (*_notes(everything), *chosen, *notes_on(rival, differences))
     if study.against and (alone := _without_rival(cells)):
         there = f" in {_listed(alone)}" if all(alone) else ""
         notes += (f"Nothing is compared with {rival}{there}: no run of it has finished.",)
     if unlike:
         notes += (f"Minus {rival}: runs on other rows are not paired: {_listed([*unlike])}.",)
     return Table([*columns], body, notes, standing_out, "setting" if study.columns == METHOD else METHOD)
+
+
+def tuned(cells: Cells) -> tuple[Cells, list[str]]:
+    """Return a study whose methods have only the options best on validation rows, and a note on these."""
+    study, grid = cells.study, {}
+    if not study.tune:
+        return cells, []
+    for setting, choice in itertools.product(settings(study), study.methods):
+        others, own = (
+            {axis: value for axis, value in setting.items() if (axis in study.tune) is along}
+            for along in (False, True)
+        )
+        method, options = apart(choice, study.tune)
+        if (place := (setting_name(setting), choice)) in cells.results:
+            grid[place] = (setting_name(others), method), ",".join(filter(None, (options, setting_name(own))))
+    stay = best_of(grid, cells.results)
+    kept = {axis: values for axis, values in study.axes.items() if axis not in study.tune}
+    shown = Cells(
+        study._replace(methods=tuple(untuned(study)), axes=kept, tune=()),
+        {method: cells.results[place] for place, method in stay.items()},
+    )
+    return shown, notes_on_tuned(
+        {f"{method} {setting}".rstrip(): grid[place][1] for place, (setting, method) in stay.items()}
+    )
 
 
 def _minus_rival(

@@ -152,10 +152,10 @@ REFUSED = [
     ("resume", "needs a RUN first"),
     ("resume divided", "divided is not a run folder: it has no config.json"),
     ("resume own.args", "own.args is not a run folder: it has no config.json"),
-    ("run --from", "needs a RUN first: jaxfl run METHOD | --from RUN"),
+    ("run --from", "needs a RUN first: jaxfl run METHOD | [METHOD] --from RUN"),
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
-    ("run fedavg --from runs/fedavg-own", "its options; leave out what comes before --from"),
+    ("run fedper --from runs/fedavg-own --rounds 3", "jaxfl run fedper --from RUN has no option --rounds"),
     ("list everything", "no method, model, partition, topology, shift or schedule 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers outside of their range
@@ -304,7 +304,7 @@ REFUSED = [
     ),
     (
         "compare fedavg @own.args --select validation",
-        "--select validation: clients have no validation rows to select",
+        "--select validation: clients have no validation rows to choose",
     ),
     ("run fedavg @own.args --stop-at-target", "--stop-at-target needs an accuracy to stop at; add --target"),
     (

@@ -292,6 +292,13 @@ def test_a_run_folder_is_enough_to_repeat_a_run(folder, tmp_path, monkeypatch):
     call("run --from old --run-dir new")
     assert metrics(tmp_path / "new") == metrics(folder / "runs" / "fedavg-own")
     assert json.loads((tmp_path / "new" / "config.json").read_text())["options"] == config["options"]
+    call("run fedprox --mu 0 --from new --run-dir other")  # FedAvg, by another method with the same training
+    assert metrics(tmp_path / "other") == metrics(tmp_path / "new")
+    config["options"] |= {"lr": 0.2, "batch_size": 3}
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    call("run fedprox --from=old --batch-size 4 --seed 3 --run-dir another")
+    options = json.loads((tmp_path / "another" / "config.json").read_text())["options"]
+    assert [options[name] for name in ("lr", "batch_size", "seed", "rounds")] == [0.2, 4, 3, 4]
     (tmp_path / "old" / "partition.npz").unlink()
     call("run --from new --run-dir newer")
     assert metrics(tmp_path / "newer") == metrics(tmp_path / "new")

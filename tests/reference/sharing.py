@@ -33,11 +33,16 @@ def model(state, clients, i):
 def averaged(state, clients, trained, stays, options):
     """Return the state after a round in which clients have trained {client: weights}."""
     parts = {i: divide(weights, stays, options) for i, weights in trained.items()}
-    sent = [(clients[i].group, clients[i].size, shared) for i, (_, shared) in parts.items()]
+    sent = [(clients[i].group, weight(clients[i], options), shared) for i, (_, shared) in parts.items()]
     return {
         "shared": average(state["shared"], sent),
         "personal": state["personal"] | {i: kept for i, (kept, _) in parts.items()},
     }
+
+
+def weight(client, options):
+    """Return n_i, or 1 if all clients weigh the same."""
+    return 1 if getattr(options, "weighting", "rows") == "uniform" else client.size
 
 
 def served(state, clients, trained, stays, options):

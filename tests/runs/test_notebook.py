@@ -70,6 +70,10 @@ def test_ctrl_c_in_the_last_rounds_ends_a_loop_over_runs(options, tmp_path):
     with pytest.raises(Interrupted, match="All rounds were done and saved"):
         jaxfl.run("fedavg", run_dir="run", log=press, **options)
     assert jaxfl.load("run").result["rounds"] == 1
+    with pytest.raises(
+        JaxflError, match=r"holds a run; .*jaxfl.load\('run'\) opens it, jaxfl.resume\('run'\)"
+    ):
+        jaxfl.run("fedavg", run_dir="run", **options)
 
 
 def test_a_run_is_used_from_elsewhere(options, tmp_path, monkeypatch):

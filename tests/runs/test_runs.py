@@ -555,15 +555,17 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
     with pytest.raises(SystemExit):
         compare(dataset, folder, "--rounds", str(ROUNDS - 1))
     assert "and cannot become shorter; ask for 6 rounds" in capsys.readouterr().err
-    with pytest.raises(JaxflError, match="compared is a comparison; name one of .*, or repeat its command"):
-        jaxfl.resume(folder)
     with pytest.raises(SystemExit):
         compare(dataset, folder, "--seeds", "1")
     assert "seed-4 is not a run of this comparison; name its method and seed as well" in (
         capsys.readouterr().err
     )
 
-    compare(dataset, folder)
+    command = (folder / "command.json").rename(tmp_path / "command.json")
+    with pytest.raises(JaxflError, match="compared is a comparison; name one of .*, or repeat its command"):
+        jaxfl.resume(folder)
+    command.rename(folder / "command.json")
+    cli.main(["resume", str(folder)])  # as the command was, without those that were refused
     assert (kept / "result.json").stat().st_mtime_ns == before
     for continued in (lost, stopped):
         assert_same_run(continued, original / continued.relative_to(folder))

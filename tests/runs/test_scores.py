@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import tiny_models, tiny_partition, tiny_source
-from sklearn.metrics import f1_score, recall_score
+from conftest import long, tiny_models, tiny_partition, tiny_source
+from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score, roc_auc_score
 
 import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
@@ -22,10 +22,11 @@ from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
-from jaxfl.runs import store
+from jaxfl.runs import row_scores, store
 from jaxfl.runs.clients import as_csv
 from jaxfl.runs.result import result as summarised
 from jaxfl.runs.result import selected
+from jaxfl.runs.row_scores import ROW_SCORES, Rows
 from jaxfl.runs.scores import accuracy, macro_f1, of_present, of_teachers
 
 SIZES = (7, 10)
@@ -95,6 +96,69 @@ def chosen(dataset):
         "schedule": "step,every=3",
         "quiet": True,
     }
+
+
+@pytest.mark.parametrize(("method", "state"), [("fedper", "device"), long("fedavg", "host")])
+def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, state):
+    """They are of the deployed models and their clients' own rows, without newcomers."""
+    show = ["auc", "precision", "recall", "loss", "validation-loss", "confusion", "lowest", "per-class"]
+    more = {"validation_fraction": 0.3, "client_state": state, "show": show, "run_dir": tmp_path / "run"}
+    run = jaxfl.run(method, **chosen | more)
+    new, expected, confusion = run.result["newcomers"]["clients"], {name: [] for name in ROW_SCORES}, 0
+    for client in range(4):
+        if client in new:
+            continue
+        rows, checked = run.partition.test[client], run.partition.validation[client]
+        truth, classes = run.source.labels[rows], run.source.classes
+        likely = run.models[client].probabilities(run.source.images[rows]).astype(float)
+        taken_for = run.models[client].predict(run.source.images[rows])
+        own = np.unique(truth)
+        known = likely[:, own] / likely[:, own].sum(1, keepdims=True)
+        binary = {"y_score": known[:, 1]} if len(own) == 2 else {"y_score": known, "multi_class": "ovr"}
+        expected["auc"].append(roc_auc_score(truth, **binary))
+        expected["precision"].append(precision_score(truth, taken_for, average="macro", zero_division=0))
+        expected["recall"].append(recall_score(truth, taken_for, average="macro", zero_division=0))
+        expected["loss"].append(-np.log(likely[np.arange(len(rows)), truth]).mean())
+        of_checked = run.models[client].probabilities(run.source.images[checked]).astype(float)
+        truths = run.source.labels[checked]
+        expected["validation-loss"].append(-np.log(of_checked[np.arange(len(checked)), truths]).mean())
+        confusion = confusion + confusion_matrix(truth, taken_for, labels=[*range(classes), -1])[:-1]
+    accuracy = run.result["accuracy"]
+    assert accuracy["scores"].keys() == expected.keys()
+    for name, found in accuracy["scores"].items():
+        assert [found["per_client"][client] for client in new] == [None] * 2
+        assert [v for v in found["per_client"] if v is not None] == pytest.approx(expected[name], rel=1e-5)
+        assert found["mean"] == pytest.approx(np.mean(expected[name]), rel=1e-5)
+    assert accuracy["confusion"] == confusion.tolist()
+    written = np.loadtxt(
+        run.folder / "confusion.csv", delimiter=",", skiprows=1, usecols=range(2, classes + 3)
+    )
+    assert (written == confusion).all()
+
+    last, table = run.frame().iloc[-1], jaxfl.report(run.folder, out=tmp_path / "out", show=show)
+    (_, cells), scores = table.rows[0], {name: score["mean"] for name, score in accuracy["scores"].items()}
+    shown = dict(zip(table.titles, (cell.mean for cell in cells), strict=True))
+    assert shown["AUC %"] == pytest.approx(100 * scores["auc"]) and shown["test loss"] == scores["loss"]
+    assert {name: last[f"scores/{name}"] for name in scores} == pytest.approx(scores)
+    assert last["scores/lowest"] == pytest.approx(accuracy["lowest"])
+    assert last["per-class/class 0"] == pytest.approx(accuracy["per_class"][0])
+    assert run.frame().attrs["lr"] == run.config["options"]["lr"]
+    assert {"confusion.csv", "confusion.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_the_auc_is_of_the_classes_that_a_client_has():
+    truth, likely = np.array([0, 2, 2, 0]), np.array([0.5, 0.25, 0.25])[None] * np.arange(1, 5)[:, None] / 4
+    rows = Rows(truth, np.log(likely), truth)
+    assert row_scores.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
+    assert np.isnan(row_scores.auc(rows._replace(truth=np.zeros(4, int))))
+
+
+def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path):
+    run = jaxfl.run("local", run_dir=tmp_path / "run", **chosen)
+    assert "scores" not in run.result["accuracy"]
+    table = jaxfl.report(run.folder, out=tmp_path / "out", show=["auc", "confusion"])
+    assert table.rows[0][1][1].text() == "-"
+    assert "AUC %: no run has computed it; runs that begin with --show auc do." in table.notes
 
 
 def test_scores_are_those_of_the_predictions(chosen, tmp_path):
@@ -299,5 +363,5 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
     assert {**then, "accuracy": found["accuracy"], "received": found["received"]} == found
     assert selected(found, metrics, "last") == found
     metrics[0]["accuracy"]["validation"] = None
-    with pytest.raises(JaxflError, match="^fedavg: clients have no validation rows to select"):
+    with pytest.raises(JaxflError, match="^fedavg: clients have no validation rows to choose"):
         selected(found, metrics, "validation")

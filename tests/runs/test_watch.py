@@ -112,6 +112,10 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def _tag(name):
+    return name.replace(",", "_").replace("=", "_")  # as TensorBoard needs it
+
+
 def events(folder):
     """Return the (round, number) pairs of all event files, by name."""
     found = defaultdict(list)
@@ -157,9 +161,11 @@ def test_both_logs_hold_the_same(compared, biases):
     drawn, (steps,) = events(compared / "fedavg" / "seed-0"), biases.server.values()
     for name in steps[ROUNDS]:
         expected = [(step, values[name]) for step, values in steps.items() if name in values]
-        tag = name.replace(",", "_").replace("=", "_")  # as TensorBoard needs it
-        assert drawn[tag] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
-    assert len(drawn) == len(steps[ROUNDS])
+        assert drawn[_tag(name)] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
+    options = {"experiment", "session_start_info", "session_end_info"}
+    assert drawn.keys() & {f"_hparams_/{tag}" for tag in options} == drawn.keys() - set(
+        map(_tag, steps[ROUNDS])
+    )
 
 
 def test_no_round_is_logged_twice(stopped, biases):

@@ -10,10 +10,10 @@ Algorithm 3. w_a is the model of architecture a, D_r the round's public images, 
 
 The server passes over D_r once; the paper takes up to 10,000 steps and stops early (`server_epochs`,
 `public_size`). Mini-batches have the paper's 128 images; ``public_batch=256`` gives as many steps as MNFL's
-exchange of predictions. The authors' code averages clients uniformly and clips the server's gradients at
-norm 5; here averages are weighted by n_i, and the server clips nothing. Teachers are in evaluation mode,
-students in training mode. An architecture without a client in the round is not distilled. The server has the
-images, so traffic is FedAvg's.
+exchange of predictions. The authors' code averages clients uniformly (``weighting=uniform``) and clips the
+server's gradients at norm 5; here averages are weighted by n_i, and the server clips nothing. Teachers are in
+evaluation mode, students in training mode. An architecture without a client in the round is not distilled.
+The server has the images, so traffic is FedAvg's.
 """
 
 import jax
@@ -23,7 +23,7 @@ from jaxfl import fl
 
 
 @fl.options
-class FedDF(fl.ServerDistillation):
+class FedDF(fl.ServerDistillation, fl.Averaging):
     """Options of FedDF."""
 
 

@@ -3,7 +3,7 @@
 Li et al. 2021, arXiv:2012.04221, Algorithm 1. w is the global model, v_i client i's personal one, n_i the
 number of its training rows:
 
-    v_i <- SGD over CE(v_i) + lam/2 ||v_i - w||^2, E_p epochs; w as received
+    v_i <- SGD over CE(v_i) + lam/2 ||v_i - w||^2, E_p epochs at personal_lr; w as received
     w_i <- LocalSGD(w), E epochs
     w   <- sum_i n_i w_i / sum_i n_i
 
@@ -11,19 +11,22 @@ lam is the paper's lambda. v_i starts from the initial w and moves only when cli
 receives w and deploys v_i. The reported loss is that of w_i.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from jaxfl import fl
 
 
 @fl.options
-class Ditto(fl.Training):
+class Ditto(fl.Averaging):
     """Options of Ditto."""
 
     lam: float = fl.within("[0, inf)", 1.0)
     """lambda, the pull towards the global model; at 0 the personal models train as in Local."""
     personal_epochs: int | None = fl.within("[1, inf)", None)
     """E_p, epochs of the personal model per round; by default E."""
+    personal_lr: float | None = fl.client_rate("(0, inf)", None)
+    """Learning rate of the personal model; by default lr."""
 
 
 class State(NamedTuple):
@@ -45,6 +48,8 @@ def build(config: Ditto) -> fl.Algorithm:
 
     def step(key, state, federation, cohort):
         hyper = state.fedavg.hyper
+        if hyper.personal_lr is not None:
+            hyper = dataclasses.replace(hyper, lr=hyper.personal_lr)  # of v; FedAvg's state has that of w
 
         def client(key, client, w, v):
             return fl.descend(

@@ -7,9 +7,9 @@ all other weights, n_i the number of client i's training rows:
     (w_i, b_i) <- LocalSGD(w, b_i)
     w          <- sum_i n_i w_i / sum_i n_i
 
-The paper's mean is uniform; here clients are weighted by their rows, as in FedAvg. In networks with LayerNorm
-instead (``vit``), b_i are its scales and biases. A network without normalisation layers keeps nothing: there
-FedBN is FedAvg.
+The paper's mean is uniform (``weighting=uniform``); here clients are weighted by their rows, as in FedAvg. In
+networks with LayerNorm instead (``vit``), b_i are its scales and biases. A network without normalisation
+layers keeps nothing: there FedBN is FedAvg.
 """
 
 from jaxfl import fl

@@ -28,7 +28,7 @@ class FedPer(fl.FineTuning):
 def build(config: FedPer) -> fl.Algorithm:
     """Keep the head, or all layers except the common ones."""
     method = functools.partial(fl.sharing, config, tune=fl.fine_tuning(config))
-    return method(keep=fl.head) if config.share == "body" else fl.shared_entries.first_layers(method)
+    return method(keep=fl.head) if config.share == "body" else fl.shared_entries.first_layers(config, method)
 
 
 fedper = fl.Method("fedper", build, FedPer)

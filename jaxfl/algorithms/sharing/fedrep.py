@@ -7,10 +7,11 @@ number of its training rows:
     theta_i <- SGD over theta for E epochs         phi_i fixed
     theta   <- sum_i n_i theta_i / sum_i n_i
 
-The paper's mean is uniform; here clients are weighted by their rows. The paper trains the head for long and
-the body briefly (in its code one epoch). Here the default is the reverse: one epoch of the head, then as many
-of the body as in other methods, so that all bodies of a comparison see as much data. FedCMD's comparison has
-the paper's balance, five epochs in all, of which the body gets the last: ``head_epochs=4,epochs=1``.
+The paper's mean is uniform (``weighting=uniform``); here clients are weighted by their rows. The paper trains
+the head for long and the body briefly (in its code one epoch). Here the default is the reverse: one epoch of
+the head, then as many of the body as in other methods, so that all bodies of a comparison see as much data.
+FedCMD's comparison has the paper's balance, five epochs in all, of which the body gets the last:
+``head_epochs=4,epochs=1``.
 """
 
 from jaxfl import fl

@@ -21,7 +21,7 @@ from jaxfl import fl
 
 
 @fl.options
-class FedRoD(fl.Training):
+class FedRoD(fl.Averaging):
     """Options of FedRoD."""
 
     gamma: float = fl.within("[0, inf)", 1.0)

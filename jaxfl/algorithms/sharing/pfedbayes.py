@@ -15,9 +15,9 @@ A client receives q and deploys q_i. Both predict with their mean weights, or wi
 Both steps use the optimiser of local training, made anew in each round; the default is Adam, as in the
 authors' code. The loss is a sum over rows, so gradients are B times as large as elsewhere and sgd needs a
 smaller `lr`. The authors use 20 mini-batches of 100 rows per round; here a client trains for E epochs on all
-rows. Their server keeps a part of the old q and weights clients uniformly. Their eps has the standard
-deviation 0.001 (``eps_scale``) and their mu starts from N(0, 0.1^2). Here eps is standard normal, as in the
-paper, and mu starts from the initial weights of all methods.
+rows. Their server keeps a part of the old q and weights clients uniformly (``weighting=uniform``). Their eps
+has the standard deviation 0.001 (``eps_scale``) and their mu starts from N(0, 0.1^2). Here eps is standard
+normal, as in the paper, and mu starts from the initial weights of all methods.
 
 All kernels and biases have a distribution. BatchNorm's scale and bias have none: a client starts a round from
 the received values, trains them with q_i, sends them to be averaged, and deploys them as trained. Only q_i
@@ -36,7 +36,7 @@ from jaxfl import fl
 
 
 @fl.options
-class PFedBayes(fl.Training):
+class PFedBayes(fl.Averaging):
     """Options of pFedBayes."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
@@ -171,7 +171,7 @@ def build(config: PFedBayes) -> fl.Algorithm:
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)
 
         own = fl.gather(state.personal, cohort)
-        shares = fl.tree.shares(fl.cohort_rows(federation, cohort))
+        shares = fl.tree.shares(config.weights(fl.cohort_rows(federation, cohort)))
         (q_i, loss), change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
         shared = optax.tree.add(state.shared, change)
         up, down = fl.sent_up(cohort, shared), fl.sent_down(cohort, shared)

@@ -18,8 +18,9 @@ rounds deployed models can be far below received ones.
 The inner steps use the optimiser of local training, made once per client and round, with its learning rate,
 momentum, weight decay and clipping; the defaults are those of all methods here. The authors' optimiser has no
 momentum and a decay (their mu) of 1e-3. The step of v_i is plain. The authors run R mini-batches; here a
-client runs E epochs over all of them. Their code weights clients by n_i as we do, the paper uniformly. What
-it scores as personal is v_i, which has overwritten theta_i in memory; here it is theta_i.
+client runs E epochs over all of them. Their code weights clients by n_i as we do, the paper uniformly
+(``weighting=uniform``). What it scores as personal is v_i, which has overwritten theta_i in memory; here it
+is theta_i.
 
 Only theta_i sees data, so BatchNorm's running statistics are its own and stay with it. The same statistics
 are sent with v_i and averaged into those of w; under ``bn_stats="local"`` w has none.
@@ -34,7 +35,7 @@ from jaxfl import fl
 
 
 @fl.options
-class PFedMe(fl.Training):
+class PFedMe(fl.Averaging):
     """Options of pFedMe."""
 
     lam: float = fl.within("[0, inf)", 15.0)
@@ -104,7 +105,7 @@ def build(config: PFedMe) -> fl.Algorithm:
             return fl.Weights(params, optax.tree.add(w.stats, change.stats))
 
         own = fl.gather(state.personal, cohort)
-        shares = fl.tree.shares(fl.cohort_rows(federation, cohort))
+        shares = fl.tree.shares(config.weights(fl.cohort_rows(federation, cohort)))
         (theta, loss), change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
         up, down = fl.sent_up(cohort, state.shared), fl.sent_down(cohort, state.shared)
         state = State(hyper, serve(state.shared, change), fl.scatter(state.personal, cohort, theta))

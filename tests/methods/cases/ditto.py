@@ -26,7 +26,7 @@ def step(state, clients, cohort, options):
     for i, draw in cohort.draws.items():
         w = sharing.model(state["fedavg"], clients, i)
         pulled = proximal(plain_loss(clients[i]), w, options.lam)
-        personal[i], _ = descend(personal[i], pulled, draw["personal"], options)
+        personal[i], _ = descend(personal[i], pulled, draw["personal"], options, lr=options.personal_lr)
     trained, losses = sharing.trained_jointly(state["fedavg"], clients, cohort, options)
     averaged = sharing.averaged(state["fedavg"], clients, trained, fedavg.stays, options)
     return {"fedavg": averaged, "personal": personal}, losses
@@ -87,6 +87,7 @@ ditto = Case(
     traffic=lambda model, models, t: model.size,
     comparisons={
         "": Comparison({"lam": 0.7, "personal_epochs": 3}, mistakes=[("lam", 0.71)]),
+        "at a rate of its own": Comparison({"personal_lr": 0.02}, mistakes=[("personal_lr", None)]),
         "local statistics": local_statistics(lam=0.7),
     },
     reductions=(the_global_model_is_fedavg, without_pull_it_is_local),

@@ -99,6 +99,7 @@ fedavg = Case(
         "with yogi on the server": Comparison(
             STEPS | {"server_optimizer": "yogi"}, [("server_optimizer", "adam")], ((SMALL, 5),)
         ),
+        "uniform": Comparison({"weighting": "uniform"}, [("weighting", "rows")], ((SMALL, 5),)),
         "clipped": Comparison({"clip_norm": 1.2}, [("clip_norm", 1.21)], ((SMALL, 5),)),
         # With the default's cohorts a gradient is so close to 0 that Adam enlarges its rounding to 3e-9.
         "adamw, local statistics": local_statistics(

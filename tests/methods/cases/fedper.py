@@ -29,9 +29,9 @@ def step(state, clients, cohort, options):
     if options.share == "body":
         return sharing.averaged(state, clients, trained, nets.in_head, options), losses
     after = sharing.averaged(state, clients, trained, lambda name: not begins(name), options)
-    rows = [clients[i].size for i in trained]
+    weights = [sharing.weight(clients[i], options) for i in trained]
     theta = {
-        name: np.average([w[name] for w in trained.values()], axis=0, weights=rows)
+        name: np.average([w[name] for w in trained.values()], axis=0, weights=weights)
         for name in state["shared"][0]
     }
     return after | {"shared": {group: theta for group in after["shared"]}}, losses
@@ -68,7 +68,11 @@ fedper = Case(
     traffic=lambda model, models, t: model.body.size,
     comparisons={
         "": Comparison({"ft_epochs": 2}, mistakes=[("weight_decay", 0.011), ("ft_part", "head")]),
-        "prefix": Comparison({"share": "prefix"}, [("share", "body")], ((NORMALISED, 3), (TWO_LAYERS, 2))),
+        "prefix": Comparison(
+            {"share": "prefix", "weighting": "uniform"},
+            [("share", "body"), ("weighting", "rows")],
+            ((NORMALISED, 3), (TWO_LAYERS, 2)),
+        ),
         "local statistics": local_statistics(("ft_part", "all"), ft_epochs=1, ft_part="head"),
     },
     reductions=(

@@ -12,6 +12,7 @@ import optax
 from conftest import SIZES, assert_same
 from reference import nets
 from reference.own_models import sent
+from reference.sharing import weight
 from reference.training import OPTIMIZERS, average, clipped, plain_loss, softmax
 
 from jaxfl.algorithms.sharing.pfedbayes import initial_posterior
@@ -56,7 +57,7 @@ def step(state, clients, cohort, options):
         begun = personal[i] | part(q, POINT)
         personal[i], gaussian, losses[i] = in_turn(client, begun, part(q, MU) | part(q, RHO), draw, options)
         rest = {name: leaf for name, leaf in personal[i].items() if name not in gaussian}
-        messages.append((client.group, client.size, sent(gaussian | rest, options)))
+        messages.append((client.group, weight(client, options), sent(gaussian | rest, options)))
     return {"shared": average(state["shared"], messages), "personal": personal}, losses
 
 
@@ -242,8 +243,9 @@ pfedbayes = Case(
             ADAM, [("zeta", 10.1), ("rho_0", -2.99), ("eps_scale", 1.01)], ((SMALL, 3), (CONVOLVING, 2))
         ),
         "sgd, samples": Comparison(
-            {"optimizer": "sgd", "lr": 1e-3, "samples": 3, "repeats": 2, "zeta": 2.0, "clip_norm": 5.0},
-            [("samples", 2), ("repeats", 1), ("momentum", 0.51)],
+            {"optimizer": "sgd", "lr": 1e-3, "samples": 3, "repeats": 2, "zeta": 2.0, "clip_norm": 5.0}
+            | {"weighting": "uniform"},
+            [("samples", 2), ("repeats", 1), ("momentum", 0.51), ("weighting", "rows")],
         ),
         "local statistics": local_statistics(("eps_scale", 0.51), eps_scale=0.5, **ADAM),
     },

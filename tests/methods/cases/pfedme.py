@@ -3,6 +3,7 @@
 import numpy as np
 from conftest import assert_same
 from reference import nets
+from reference.sharing import weight
 from reference.training import OPTIMIZERS, average, clipped, plain_loss
 
 from methods import recording
@@ -25,7 +26,7 @@ def step(state, clients, cohort, options):
         begun = personal[i] | v  # statistics are the client's own
         personal[i], v, losses[i] = in_turn(client, begun, v, draw["train"], options)
         statistics = {name: leaf for name, leaf in personal[i].items() if nets.is_statistic(name)}
-        sent.append((client.group, client.size, v | statistics))
+        sent.append((client.group, weight(client, options), v | statistics))
     shared = {}
     for group, mean in average(state["shared"], sent).items():
         w = state["shared"][group]
@@ -100,7 +101,9 @@ pfedme = Case(
             RATES | {"inner_steps": 3},
             [("lam", 9.1), ("eta", 0.031), ("beta", 0.81), ("inner_steps", 2), ("momentum", 0.51)],
         ),
-        "local statistics": local_statistics(("lam", 9.1), **RATES),
+        "uniform, local statistics": local_statistics(
+            ("lam", 9.1), ("weighting", "rows"), weighting="uniform", **RATES
+        ),
     },
     reductions=(
         without_inner_steps_nothing_moves,
