@@ -126,7 +126,7 @@ class Step(Protocol):
 class Predict(Protocol):
     """The models of some clients at some moment, one `Predictor` per group."""
 
-    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> PerGroup | Predictor:
+    def __call__(self, key: Key, state: State, federation: Any, cohort: Cohort) -> Any:
         """`cohort` holds the clients to build; all are scored in slices, with `cohort.among_all` set."""
         ...
 

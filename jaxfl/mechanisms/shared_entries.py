@@ -250,7 +250,7 @@ def first_layers(config: Averaging, method: Callable[..., Algorithm]) -> Algorit
         algorithm, places = for_architectures(federation)
         after, info = algorithm.step(key, state, federation, cohort)
         means = jax.tree.map(lambda leaf: leaf[None], after.shared)  # of each architecture
-        weights = tuple(n.sum()[None] for n in config.weights(cohort_rows(federation, cohort)))
+        weights = tuple(config.weights(n).sum()[None] for n in cohort_rows(federation, cohort))
         shared = mean(means, weights, places, shared_leaves(state.shared, places))
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
