@@ -109,7 +109,7 @@ def _mapped(along, f, key, federation: Federation, cohort: Cohort, shared, own, 
     `_each` or `_summed`. All else is as in `map_and_sum`.
     """
     mesh = federation.mesh
-    f, nothing = flops.with_operations(f), (None,) * len(federation.groups)
+    f, nothing = flops.with_operations(_with_data(f, federation)), (None,) * len(federation.groups)
 
     def of_group(group, slots, shared, own, weights):
         places = len(slots.mask)
@@ -151,6 +151,15 @@ def _mapped(along, f, key, federation: Federation, cohort: Cohort, shared, own, 
     return outputs, totals
 
 
+def _with_data(f, federation: Federation):
+    """Return a one-client function whose client knows its data."""
+
+    def of_client(key, client, *more):
+        return f(key, dataclasses.replace(client, federation=federation), *more)
+
+    return of_client
+
+
 def _each(one, at_once: int, clients, own, weights: None):
     """Run ``one(client, own)`` for each client, `at_once` side by side; there is no total."""
     batch_size = at_once if at_once > 1 else None
@@ -177,7 +186,7 @@ def visit_clients(
     Returns:
       Per group the carry after the last client, and the outputs of `f` with a leading axis (k_g, ...).
     """
-    f = flops.with_operations(f)
+    f = flops.with_operations(_with_data(f, federation))
 
     def visit(carry, one):
         # Replicated before and after the visit, so that the compiler does not shard a single client.
@@ -220,7 +229,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
     group = federation.groups[g]
     of_it = group.id == who
     place = jnp.argmax(of_it).astype(jnp.int32)
-    f = flops.with_operations(f)
+    f = flops.with_operations(_with_data(f, federation))
 
     def visit(carry, mine):
         client = jax.tree.map(lambda leaf: leaf[place], group)

@@ -31,8 +31,9 @@ class Examples:
     take: Callable[[jax.Array, jax.Array, jax.Array], Any]
 
 
-def own_rows(client: Client, federation: Federation, hyper) -> Examples:
-    """Return a client's training rows, with images changed at random by `hyper.augment`."""
+def own_rows(client: Client, hyper) -> Examples:
+    """Return the training rows of a client in a client map; `hyper.augment` changes images at random."""
+    federation: Federation = client.federation
     transform = augmentation(hyper.augment)
 
     def take(position, mask, key):
@@ -54,9 +55,9 @@ def stretch(examples: Examples, first, size) -> Examples:
     return Examples(size, examples.capacity, take)
 
 
-def public_rows(rows, federation: Federation, client: Client) -> Examples:
+def public_rows(rows, client: Client) -> Examples:
     """Return public images (R,), all real, labelled by the client's outputs; none for an absent client."""
-    guest = visiting(client, rows)
+    guest, federation = visiting(client, rows), client.federation
     return Examples(guest.size, len(rows), lambda at, mask, key: federation.batch(guest, at, mask))
 
 

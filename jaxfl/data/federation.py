@@ -43,6 +43,7 @@ class Client:
     class_counts: jax.Array  # (outputs,) int32, training rows per output
     newcomer: jax.Array  # () bool, whether it takes part in no round and joins at the end; true without rows
     model: Model = static()
+    federation: Any = None  # a `Federation`, of a client in a client map: its rows are of these images
 
 
 class Batch(NamedTuple):

@@ -107,10 +107,10 @@ def class_means(z, y, size, classes: int) -> ClassMeans:
     return ClassMeans(jnp.matmul(member.T, z, precision="highest") / jnp.maximum(count, 1)[:, None], count)
 
 
-def of_client(weights: Weights, client: Client, federation: Federation) -> ClassMeans:
+def of_client(weights: Weights, client: Client) -> ClassMeans:
     """Return z_ic of a client's training rows; an absent client has none."""
-    z = features(client.model, weights, client.rows, client.size, federation)
-    return class_means(z, federation.outputs(client, client.rows), client.size, client.model.classes)
+    z = features(client.model, weights, client.rows, client.size, client.federation)
+    return class_means(z, client.federation.outputs(client, client.rows), client.size, client.model.classes)
 
 
 def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMeans:

@@ -146,10 +146,10 @@ def exchanging(
         taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=rate))
 
         def encoded(w, client):
-            return signal.encode(public_images.logits(w, client, federation, rows), hyper)
+            return signal.encode(public_images.logits(w, client, rows), hyper)
 
         def learn_alone(key, client, nothing, w):
-            trained = descend(cross_entropy(client.model), w, key, own_rows(client, federation, hyper), hyper)
+            trained = descend(cross_entropy(client.model), w, key, own_rows(client, hyper), hyper)
             return trained.weights, trained.loss, encoded(trained.weights, client)
 
         def learn_from_teacher(key, client, nothing, own):
@@ -158,7 +158,7 @@ def exchanging(
                 signal.loss(client.model, t, hyper),
                 w,
                 key,
-                public_rows(rows, federation, client),
+                public_rows(rows, client),
                 hyper,
                 epochs=config.distill_epochs,
                 batch_size=config.public_batch,

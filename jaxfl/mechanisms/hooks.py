@@ -28,8 +28,8 @@ def check_hooks(
     """
     for what, hook, *arguments in (
         ("keep", keep, "model"),
-        ("train", train, "key", "participant", "federation"),
-        ("tune", tune, "key", "participant", "federation"),
+        ("train", train, "key", "participant"),
+        ("tune", tune, "key", "participant"),
         ("extend", extend, "key", "model", "weights", "hyper"),
         ("Memory.client", memory.client, "model", "shared", "hyper"),
         ("Memory.server", memory.server, "model", "shared", "hyper"),
@@ -81,8 +81,8 @@ def checking_predicate(keep: Callable) -> Callable:
 def checking_trained(what: str, train: Callable) -> Callable:
     """Return local training whose result must be a `Trained` with a model of the received one's form."""
 
-    def checked(key, participant, federation):
-        made = train(key, participant, federation)
+    def checked(key, participant):
+        made = train(key, participant)
         if not isinstance(made, Trained):
             kind = type(made).__name__
             raise JaxflError(

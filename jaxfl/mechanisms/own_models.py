@@ -28,7 +28,7 @@ def train(
     cohort: Cohort,
     start: PerGroup,
     hyper: Training,
-    rows: Callable[[Client, Federation, Any], Examples] = own_rows,
+    rows: Callable[[Client, Any], Examples] = own_rows,
     epochs: Epochs | None = None,
 ) -> tuple[Any, Any]:
     """Train every client of a cohort by LocalSGD on the cross-entropy of its model.
@@ -39,7 +39,7 @@ def train(
       cohort: the clients that train.
       start: their models, per group (k_g, ...), or (k, ...) of one architecture.
       hyper: optimiser, rates, epochs and batch size.
-      rows: ``(client, federation, hyper) -> Examples``, on which a client trains.
+      rows: ``(client, hyper) -> Examples``, on which a client trains.
       epochs: passes over them; by default those of `hyper`.
 
     Returns:
@@ -48,7 +48,7 @@ def train(
 
     def client(key, client, nothing, w):
         loss = cross_entropy(client.model)
-        trained = descend(loss, w, key, rows(client, federation, hyper), hyper, epochs=epochs)
+        trained = descend(loss, w, key, rows(client, hyper), hyper, epochs=epochs)
         return trained.weights, trained.loss
 
     done = map_clients(client, key, federation, cohort, own=start)

@@ -80,11 +80,11 @@ def shuffled(key, federation: Federation) -> jax.Array:
     return jax.random.permutation(jax.random.fold_in(key, PUBLIC), places)
 
 
-def logits(weights: Weights, client: Client, federation: Federation, rows):
+def logits(weights: Weights, client: Client, rows):
     """Return a client's logits on public images (R,) in evaluation mode: (R, outputs); 0 if it is absent."""
     client = visiting(client, rows)
 
     def scores(x):
         return client.model.apply(weights.params, weights.stats, x, train=False)[0]
 
-    return sweep(scores, client.rows, client.size, federation)
+    return sweep(scores, client.rows, client.size, client.federation)

@@ -63,7 +63,7 @@ def client_logits(
 
     def logits(key, client, nothing, w):
         client = dataclasses.replace(client, model=model) if model else client
-        return public_images.logits(w, client, federation, rows)
+        return public_images.logits(w, client, rows)
 
     with flops.on_server():
         return jnp.concatenate(map_clients(logits, key, federation, cohort, own=weights))

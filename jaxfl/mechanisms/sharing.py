@@ -33,7 +33,7 @@ from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.streams import EXTENSION
 from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
-from jaxfl.data.federation import Client, Federation
+from jaxfl.data.federation import Client
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.each_architecture import each_architecture
 from jaxfl.mechanisms.hooks import (
@@ -81,7 +81,7 @@ class Participant(NamedTuple):
         return self.client.model
 
 
-Train = Callable[[Any, Participant, Federation], Trained]  # local training: (key, participant, federation)
+Train = Callable[[Any, Participant], Trained]  # local training: (key, participant)
 
 
 class Means(NamedTuple):
@@ -232,9 +232,9 @@ def local_training(
     require_call("objective", objective, "participant", "blocks")
     require_call("correction", correction, "participant", "blocks")
 
-    def train(key, participant, federation):
+    def train(key, participant):
         hyper, steps = participant.hyper, jnp.int32(0)
-        rows, weights = own_rows(participant.client, federation, hyper), participant.received
+        rows, weights = own_rows(participant.client, hyper), participant.received
         every = tuple(dict.fromkeys((*participant.model.names, *weights.params)))  # in order, added ones last
         for number, (blocks, epochs) in enumerate(phases(participant.model)):
             blocks = every if blocks is None else blocks
@@ -396,7 +396,7 @@ def sharing(
 
     def step(key, state, federation, cohort):
         def client(key, participant):
-            trained = train(key, participant, federation)
+            trained = train(key, participant)
             kept, shared = divide(participant.model, trained.weights)
             remembered, message = update(participant, trained)
             return (kept, shared, remembered, trained.loss), (shared, message)
@@ -429,7 +429,7 @@ def sharing(
 
     def tuned(key, state, federation, cohort):
         def client(key, participant):
-            return tune(key, participant, federation).weights
+            return tune(key, participant).weights
 
         tunes, common, own = participating(client, state, cohort)
         return Predictor(None, map_clients(tunes, key, federation, cohort, common, own), predict)

@@ -28,23 +28,23 @@ def require(federation: Federation, what: str, otherwise: str = "") -> None:
         )
 
 
-def accuracy(client: Client, w: Weights, federation: Federation):
+def accuracy(client: Client, w: Weights):
     """Return the share of the rows that the model gets right, (); 0 for a client without rows."""
-    scores, y = _logits_and_outputs(client, w, federation)
+    scores, y = _logits_and_outputs(client, w)
     return _share(count_correct(scores, y, client.validation_size).astype(scores.dtype), client)
 
 
-def loss(client: Client, w: Weights, federation: Federation):
+def loss(client: Client, w: Weights):
     """Return the mean cross-entropy, (); 0 for a client without rows."""
-    scores, y = _logits_and_outputs(client, w, federation)
+    scores, y = _logits_and_outputs(client, w)
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, y)
     real = jnp.arange(len(y), dtype=jnp.int32) < client.validation_size
     return _share(losses.sum(where=real), client)
 
 
-def _logits_and_outputs(client: Client, w: Weights, federation: Federation):
+def _logits_and_outputs(client: Client, w: Weights):
     """Return the logits (v, C) in evaluation mode and the right outputs (v,)."""
-    rows, model = client.validation_rows, client.model
+    rows, model, federation = client.validation_rows, client.model, client.federation
 
     def logits(x):
         return model.apply(w.params, w.stats, x, train=False)[0]

@@ -101,6 +101,7 @@ def test_operations_of_two_client_maps_add_up(federation):
 
 def test_only_processed_rows_count(federation):
     client = jax.tree.map(lambda leaf: leaf[0], federation.groups[0])
+    client = dataclasses.replace(client, federation=federation)
     size = int(client.size)
     assert size % BATCH == 1
 
@@ -110,7 +111,7 @@ def test_only_processed_rows_count(federation):
             return carry, (batch.x.reshape(BATCH, INPUTS) @ jnp.ones(INPUTS)).sum()
 
         with flops.collect() as amounts:
-            rows = own_rows(client, federation, Training())
+            rows = own_rows(client, Training())
             fit(update, (), KEY, rows, epochs=EPOCHS, batch_size=BATCH)
             sweep(
                 lambda x: x.reshape(len(x), INPUTS) @ jnp.ones(INPUTS), client.rows, client.size, federation

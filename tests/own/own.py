@@ -49,7 +49,7 @@ def build(config):
                 distance = optax.tree.norm(optax.tree.sub(weights.params, start.params), squared=True)
                 return value + hyper.mu / 2 * distance, stats
 
-            trained = descend(loss, start, key, own_rows(client, federation, hyper), hyper)
+            trained = descend(loss, start, key, own_rows(client, hyper), hyper)
             return trained.loss, trained.weights
 
         shares = per_group(tree.shares, cohort_rows(federation, cohort))

@@ -140,7 +140,7 @@ def with_training(train):
             hyper, received = state
 
             def client(key, client, start, own):
-                return train(start, key, own_rows(client, federation, hyper), hyper)
+                return train(start, key, own_rows(client, hyper), hyper)
 
             map_clients(client, key, federation, cohort, received)
             return right.step(key, state, federation, cohort)
@@ -245,12 +245,12 @@ def parameters(shared, server, means, hyper):
     return means.shared.params, server
 
 
-def speechless(key, participant, federation):
+def speechless(key, participant):
     return None
 
 
-def halved(key, participant, federation):
-    trained = local_training(jaxfl.Training())(key, participant, federation)
+def halved(key, participant):
+    trained = local_training(jaxfl.Training())(key, participant)
     return trained._replace(weights=jax.tree.map(lambda leaf: leaf.astype("float16"), trained.weights))
 
 

@@ -255,8 +255,8 @@ def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(promises, "EXPECTATIONS", expectations)
     (tmp_path / "my.py").write_text(
         "import numpy as np\nfrom jaxfl.fl import *\n"
-        "def train(key, participant, federation):\n"
-        "    trained = local_training(participant.hyper)(key, participant, federation)\n"
+        "def train(key, participant):\n"
+        "    trained = local_training(participant.hyper)(key, participant)\n"
         "    return trained._replace(loss=trained.loss + np.random.rand())\n"
         "my = Method('my', lambda config: sharing(config, train=train), Training, 'a mistake')\n"
     )

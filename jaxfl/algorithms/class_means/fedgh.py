@@ -70,9 +70,9 @@ def build(config: FedGH) -> fl.Algorithm:
         hyper = state.hyper
 
         def client(key, client, h, theta):
-            model, rows = client.model, fl.own_rows(client, federation, hyper)
+            model, rows = client.model, fl.own_rows(client, hyper)
             trained = fl.descend(fl.cross_entropy(model), joined(model, h, theta), key, rows, hyper)
-            z = fl.class_means.of_client(trained.weights, client, federation)
+            z = fl.class_means.of_client(trained.weights, client)
             return trained.weights, trained.loss, trained.steps == 0, z
 
         h = (state.header,) * len(federation.groups)

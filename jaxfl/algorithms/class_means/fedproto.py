@@ -65,8 +65,8 @@ def build(config: FedProto) -> fl.Algorithm:
 
         def client(key, client, nothing, w):
             loss = objective(client.model, g, hyper.lam)
-            trained = fl.descend(loss, w, key, fl.own_rows(client, federation, hyper), hyper)
-            z = fl.class_means.of_client(trained.weights, client, federation)
+            trained = fl.descend(loss, w, key, fl.own_rows(client, hyper), hyper)
+            z = fl.class_means.of_client(trained.weights, client)
             return trained.weights, trained.loss, trained.steps == 0, z
 
         own = fl.gather(state.weights, cohort)

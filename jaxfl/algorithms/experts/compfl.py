@@ -194,7 +194,6 @@ def build(config: CompFL) -> fl.Algorithm:
             local = local_round(
                 (adapt_key, train_key),
                 client,
-                federation,
                 experts=[models[j] for j in js],
                 thetas={e: state.experts[js[e]] for e in of_use},
                 phis=heads,
@@ -255,7 +254,7 @@ def build(config: CompFL) -> fl.Algorithm:
             heads, trained, last = own
             fresh = last == cohort.round
             # A client whose model is fresh needs no adaptation; without rows that costs nothing.
-            adapted = newest(key, fl.only_if(~fresh, client), federation, theta, heads[-1], state.hyper)
+            adapted = newest(key, fl.only_if(~fresh, client), theta, heads[-1], state.hyper)
             return jax.tree.map(lambda a, b: jnp.where(fresh, a, b), trained, adapted)
 
         own = tuple(zip(state.heads, state.trained, state.last, strict=True))
@@ -271,7 +270,7 @@ def build(config: CompFL) -> fl.Algorithm:
             def adapted(e, j):
                 key_e, client_j = jax.random.fold_in(key, e), dataclasses.replace(client, model=models[j])
                 theta, own = state.experts[j], j == js[-1]
-                weights = newest(key_e, client_j, federation, theta, heads[e], state.hyper, own=own)
+                weights = newest(key_e, client_j, theta, heads[e], state.hyper, own=own)
                 return divide(models[j], weights, state.hyper)[0]
 
             return tuple(adapted(e, j) for e, j in enumerate(js))

@@ -125,21 +125,18 @@ class Adapted(NamedTuple):
     predictions: jax.Array  # (m, C), softmax of the logits on the client's rows
 
 
-def adapt(
-    key, client: fl.Client, federation: fl.Federation, weights: fl.Weights, hyper, *, own=True, chosen=False
-) -> Adapted:
+def adapt(key, client: fl.Client, weights: fl.Weights, hyper, *, own=True, chosen=False) -> Adapted:
     """Fit a client's head to a frozen extractor (eq. 6).
 
     Args:
       key: key of this client and expert.
       client: the owner of the rows; its `model` is the expert.
-      federation: holds the images.
       weights: theta_j, and the client's last head on it.
       hyper: the options of CompFL.
       own: bool, whether the expert is the client's own. Another one's head is made anew and fitted.
       chosen: () bool, whether the client trains the expert.
     """
-    model = client.model
+    model, federation = client.model, client.federation
     (head,) = model.head.names
 
     def logits(weights, z):
@@ -183,9 +180,9 @@ def adapt(
     return Adapted(adapted, anchors, accuracy, predictions)
 
 
-def newest(key, client: fl.Client, federation: fl.Federation, theta, phi, hyper, own=True) -> fl.Weights:
+def newest(key, client: fl.Client, theta, phi, hyper, own=True) -> fl.Weights:
     """Return an expert of a client, by default its own, with this extractor and its adapted head."""
-    return adapt(key, client, federation, fl.tree.combine(theta, phi), hyper, own=own).weights
+    return adapt(key, client, fl.tree.combine(theta, phi), hyper, own=own).weights
 
 
 def received(
@@ -203,7 +200,7 @@ def received(
     """
 
     def client(key, client, theta, phi):
-        return divide(client.model, newest(key, client, federation, theta, phi, hyper), hyper)[0]
+        return divide(client.model, newest(key, client, theta, phi, hyper), hyper)[0]
 
     adapted = fl.map_clients(client, key, federation, cohort, thetas, phis)
     return fl.per_group(lambda theta, phi: fl.Predictor(theta, phi, fl.predict), thetas, adapted)
@@ -232,7 +229,6 @@ class LocalRound(NamedTuple):
 def local_round(
     keys,
     client: fl.Client,
-    federation: fl.Federation,
     *,
     experts: Sequence[fl.Model],
     thetas: Mapping[int, fl.Weights],
@@ -248,7 +244,6 @@ def local_round(
     Args:
       keys: (2,), keys of the adaptations and of the training.
       client: the owner of the rows.
-      federation: holds the images.
       experts: the experts that the client can run, by size, its own last.
       thetas: extractors by their experts' places; experts left out neither teach nor learn in this mode.
       phis: the client's heads on all experts.
@@ -273,7 +268,7 @@ def local_round(
     def start(e):
         key, weights = jax.random.fold_in(adapt_key, e), fl.tree.combine(thetas[e], phis[e])
         runs = student(e, of_use[e])
-        return adapt(key, runs, federation, weights, hyper, own=e == own, chosen=chosen == e)
+        return adapt(key, runs, weights, hyper, own=e == own, chosen=chosen == e)
 
     adapted = {e: start(e) for e in thetas}
 
@@ -289,7 +284,7 @@ def local_round(
             objective(trainee.model, adapted[e].anchors, targets, hyper, weight),
             adapted[e].weights,
             train_key,
-            fl.own_rows(trainee, federation, hyper),
+            fl.own_rows(trainee, hyper),
             hyper,
             phase=None,
         )

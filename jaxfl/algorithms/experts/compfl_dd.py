@@ -168,7 +168,6 @@ def build(config: CompFLDD) -> fl.Algorithm:
             local = local_round(
                 jax.random.split(key),
                 client,
-                federation,
                 experts=[models[k] for k in js],
                 thetas={k: theta if k == e else known.copies[k] for k in of_use},
                 phis=known.heads,

@@ -99,7 +99,7 @@ def build(config: CompFLMM) -> fl.Algorithm:
     def receive(key, state, federation, cohort):
         def client(key, client, shared, own):
             theta, phi = own
-            return newest(key, client, federation, theta, phi, state.hyper)
+            return newest(key, client, theta, phi, state.hyper)
 
         own = tuple((held.copies[g], held.heads[-1]) for g, held in enumerate(state.clients))
         weights = fl.map_clients(client, key, federation, cohort, own=fl.gather(own, cohort))
@@ -123,7 +123,6 @@ def build(config: CompFLMM) -> fl.Algorithm:
             local = local_round(
                 jax.random.split(key),
                 client,
-                federation,
                 experts=[models[k] for k in js],
                 thetas={k: held.copies[js[k]] for k in of_use},
                 phis=held.heads,

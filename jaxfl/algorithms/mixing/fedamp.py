@@ -124,7 +124,7 @@ def build(config: FedAMP) -> fl.Algorithm:
             w, u = own
             steps = jnp.maximum(fl.steps_of(client.size, client.model, hyper), 1).astype(pull.dtype)
             towards = fl.proximal(client.model, u, jnp.minimum(pull, 1 / (hyper.lr * steps)))
-            trained = fl.descend(towards, w, key, fl.own_rows(client, federation, hyper), hyper)
+            trained = fl.descend(towards, w, key, fl.own_rows(client, hyper), hyper)
             return trained.weights, trained.loss
 
         u, pull = aggregates(state, federation, cohort)

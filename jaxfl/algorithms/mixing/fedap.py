@@ -59,18 +59,18 @@ class State(NamedTuple):
     closeness: jax.Array
 
 
-def held_out_rows(client: fl.Client, federation: fl.Federation, hyper: FedAP) -> fl.Examples:
+def held_out_rows(client: fl.Client, hyper: FedAP) -> fl.Examples:
     """Return the client's first rows, a share rounded down.
 
     A partition that is drawn has a client's rows in random order; one that is read from a file should, too.
     """
-    return fl.stretch(fl.own_rows(client, federation, hyper), 0, part(client, hyper))
+    return fl.stretch(fl.own_rows(client, hyper), 0, part(client, hyper))
 
 
-def other_rows(client: fl.Client, federation: fl.Federation, hyper: FedAP) -> fl.Examples:
+def other_rows(client: fl.Client, hyper: FedAP) -> fl.Examples:
     """Return the rows that the client trains on in rounds."""
     first = part(client, hyper)
-    return fl.stretch(fl.own_rows(client, federation, hyper), first, client.size - first)
+    return fl.stretch(fl.own_rows(client, hyper), first, client.size - first)
 
 
 def part(client: fl.Client, hyper: FedAP):
@@ -80,7 +80,7 @@ def part(client: fl.Client, hyper: FedAP):
     return jnp.clip(rows, 0, jnp.maximum(client.size - 1, 0))
 
 
-def moments(client: fl.Client, w: fl.Weights, federation: fl.Federation) -> tuple[jax.Array, ...]:
+def moments(client: fl.Client, w: fl.Weights) -> tuple[jax.Array, ...]:
     """Return, per layer (2 C,), means and standard deviations of its output channels over a client's rows."""
 
     def of_images(x):
@@ -94,7 +94,7 @@ def moments(client: fl.Client, w: fl.Weights, federation: fl.Federation) -> tupl
         v = variance.mean(0, where=real[:, None]) + mean.var(0, where=real[:, None])
         return jnp.concatenate([m, jnp.sqrt(v)])
 
-    return tuple(pooled(*layer) for layer in fl.sweep(of_images, client.rows, client.size, federation))
+    return tuple(pooled(*layer) for layer in fl.sweep(of_images, client.rows, client.size, client.federation))
 
 
 def distances(layers: tuple[jax.Array, ...]):
@@ -145,7 +145,7 @@ def build(config: FedAP) -> fl.Algorithm:
         clients = len(federation.group.id)
 
         def trained(key, client, w):
-            rows = held_out_rows(client, federation, hyper)
+            rows = held_out_rows(client, hyper)
             return fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
 
         def visits(key, model):
@@ -166,7 +166,7 @@ def build(config: FedAP) -> fl.Algorithm:
         model = fl.fori_loop(0, passes, lambda t, model: once(jax.random.fold_in(key, t), model), model)
 
         def seen(key, client, w, nothing):
-            return moments(client, w, federation)[-1 if config.layers == "last" else 0 :]
+            return moments(client, w)[-1 if config.layers == "last" else 0 :]
 
         found = fl.map_clients(seen, key, federation, cohort, model)
         blank = tuple(jnp.zeros((clients, *layer.shape[1:]), layer.dtype) for layer in found)

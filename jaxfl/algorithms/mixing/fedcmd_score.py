@@ -150,7 +150,7 @@ def train_and_vote(
       hyper: FedCMD's options.
       voting: () bool, whether clients vote in this round.
     """
-    rows = fl.own_rows(client, federation, hyper)
+    rows = fl.own_rows(client, hyper)
     if hyper.vote_on == "rows":
         trained = fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper)
         tally = after_training(client, trained.weights, jnp.where(voting, client.size, 0), federation, hyper)

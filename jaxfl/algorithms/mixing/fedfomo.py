@@ -131,17 +131,17 @@ def build(config: FedFomo) -> fl.Algorithm:
         own, n = fl.own_models.start(key, federation), len(federation.group.id)
         return State(hyper, own, own, jnp.zeros(n, bool), jnp.eye(n, dtype=federation.mean.dtype))
 
-    def arrive(key, client, federation, epsilon, pool, own) -> Arrival:
+    def arrive(key, client, epsilon, pool, own) -> Arrival:
         """Download models, evaluate one after another, and mix."""
         w, b, affinity = own
         # Without validation rows nothing speaks for the model just trained, nor against it.
         b = jax.tree.map(lambda b, w: jnp.where(client.validation_size > 0, b, w), b, w)
         key = jax.random.fold_in(key, EXPLORATION)
         chosen, downloaded = choose(
-            key, affinity, pool, client.id, config.downloads, epsilon, federation.clients
+            key, affinity, pool, client.id, config.downloads, epsilon, client.federation.clients
         )
         tried = jnp.append(chosen, jnp.argmax(pool.id == client.id).astype(chosen.dtype))
-        so_far = fl.validation.loss(client, b, federation)
+        so_far = fl.validation.loss(client, b)
 
         def look(carry, trial):
             pull, total = carry
@@ -149,7 +149,7 @@ def build(config: FedFomo) -> fl.Algorithm:
             other = jax.tree.map(lambda leaf: leaf[place], pool.models)
             other = fl.own_models.with_own_stats(other, w, config.bn_stats)
             away = optax.tree.sub(other, b)
-            better = so_far - fl.validation.loss(client, other, federation)
+            better = so_far - fl.validation.loss(client, other)
             q = jnp.where(present, better / (optax.tree.norm(away.params) + EPS), 0)
             gain = jnp.maximum(q, 0)
             pull = jax.tree.map(lambda pull, away: pull + gain * away, pull, away)
@@ -169,7 +169,7 @@ def build(config: FedFomo) -> fl.Algorithm:
         epsilon = jnp.maximum(hyper.epsilon - hyper.epsilon_decay * t, 0)
 
         def client(key, client, pool, own):
-            return f(key, client, arrive(key, client, federation, epsilon, pool, own))
+            return f(key, client, arrive(key, client, epsilon, pool, own))
 
         pool = Pool(state.weights, federation.group.id, state.uploaded)
         kept = fl.gather((state.weights, state.base, state.affinity), cohort)
@@ -183,7 +183,7 @@ def build(config: FedFomo) -> fl.Algorithm:
         hyper = state.hyper
 
         def client(key, client, arrival):
-            loss, rows = fl.cross_entropy(client.model), fl.own_rows(client, federation, hyper)
+            loss, rows = fl.cross_entropy(client.model), fl.own_rows(client, hyper)
             trained = fl.descend(loss, arrival.weights, key, rows, hyper)
             base = trained.weights if config.base == "trained" else arrival.weights
             return trained.weights, base, arrival.affinity, arrival.received, trained.loss, trained.steps == 0

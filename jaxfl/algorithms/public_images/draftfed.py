@@ -96,15 +96,13 @@ def build(config: DraftFed) -> fl.Algorithm:
                 draft_loss(client.model, targets, hyper),
                 w,
                 key,
-                fl.public_rows(rows, federation, client),
+                fl.public_rows(rows, client),
                 hyper,
                 epochs=config.draft_epochs,
                 batch_size=config.draft_batch,
                 phase=1,
             ).weights
-            trained = fl.descend(
-                fl.cross_entropy(client.model), w, key, fl.own_rows(client, federation, hyper), hyper
-            )
+            trained = fl.descend(fl.cross_entropy(client.model), w, key, fl.own_rows(client, hyper), hyper)
             return trained.weights, trained.loss
 
         own = fl.gather(state.weights, cohort)

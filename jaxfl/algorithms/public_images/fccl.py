@@ -128,7 +128,7 @@ def build(config: FCCL) -> fl.Algorithm:
             weight = jnp.where(client.newcomer, 0, hyper.remember)
             memories = (before, alone) if epochs else (before,)
             loss = remembering(client.model, memories, weight)
-            trained = fl.descend(loss, w, key, fl.own_rows(client, federation, hyper), hyper)
+            trained = fl.descend(loss, w, key, fl.own_rows(client, hyper), hyper)
             return trained.weights, trained.loss
 
         own = fl.gather(tuple(zip(state.weights, state.before, state.alone, strict=True)), cohort)
@@ -142,7 +142,7 @@ def build(config: FCCL) -> fl.Algorithm:
             batch_key = jax.random.fold_in(key, fl.streams.SHARED_BATCHES - number)
 
             def say(key, client, nothing, w):
-                return fl.public_images.logits(w, client, federation, rows)
+                return fl.public_images.logits(w, client, rows)
 
             logits = jnp.concatenate(fl.map_clients(say, batch_key, federation, cohort, own=weights))
             target = jnp.mean(logits, 0, where=present[:, None, None])
@@ -152,7 +152,7 @@ def build(config: FCCL) -> fl.Algorithm:
                     correlation(client.model, target, hyper.lam),
                     w,
                     key,
-                    fl.public_rows(rows, federation, client),
+                    fl.public_rows(rows, client),
                     hyper,
                     epochs=1,
                     batch_size=len(rows),

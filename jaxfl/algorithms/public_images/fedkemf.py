@@ -122,7 +122,7 @@ def build(config: FedKEMF) -> fl.Algorithm:
 
         def client(key, client, g, w):
             loss, both = mutual(client.model, knowledge), side_by_side(w, g)
-            trained = fl.descend(loss, both, key, fl.own_rows(client, federation, hyper), hyper)
+            trained = fl.descend(loss, both, key, fl.own_rows(client, hyper), hyper)
             return *(apart(trained.weights, whose) for whose in ("own ", "knowledge ")), trained.loss
 
         everywhere = (state.knowledge,) * len(federation.groups)

@@ -46,8 +46,8 @@ def build(config: FedMD) -> fl.Algorithm:
 
         def client(key, client, nothing, w):
             plain, batch = fl.cross_entropy(client.model), config.public_batch
-            known = fl.public_rows(federation.public, federation, client)
-            rows = fl.own_rows(client, federation, hyper)
+            known = fl.public_rows(federation.public, client)
+            rows = fl.own_rows(client, hyper)
             w = fl.descend(plain, w, key, known, hyper, epochs=epochs, batch_size=batch).weights
             return fl.descend(plain, w, key, rows, hyper, epochs=epochs, phase=1).weights
 

@@ -164,7 +164,7 @@ def build(config: Hermes) -> fl.Algorithm:
         missing = jnp.clip((kept_ratio(held) - hyper.target_ratio) / of_layers, 0, 1)
         if config.granularity == "channel":  # which lose inputs and outputs
             missing = 1 - jnp.sqrt(1 - missing)
-        good = fl.validation.accuracy(client, w, federation) >= hyper.threshold
+        good = fl.validation.accuracy(client, w) >= hyper.threshold
         return jnp.where(good, jnp.minimum(hyper.prune, missing), 0)
 
     def step(key, state, federation, cohort):
@@ -182,7 +182,7 @@ def build(config: Hermes) -> fl.Algorithm:
                 lambda w, batch, key: plain(pruning.only(held, w), batch, key),
                 pruning.only(held, w),
                 key,
-                fl.own_rows(client, federation, hyper),
+                fl.own_rows(client, hyper),
                 hyper,
             )
             # Pruned entries stay 0, without gradient or decay; BatchNorm sees zeros there.

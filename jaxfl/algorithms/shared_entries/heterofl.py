@@ -135,7 +135,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
             if config.static_bn:
                 start = start._replace(stats=unknown(model))
             known = client.class_counts > 0 if config.masked else None
-            rows = fl.own_rows(client, federation, hyper)
+            rows = fl.own_rows(client, hyper)
             trained = fl.descend(objective(model, r, known), start, key, rows, hyper)
             kept, shared = divide(trained.weights)
             used = trained.weights._replace(params=scaled(shared.params, r))

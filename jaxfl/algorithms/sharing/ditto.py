@@ -56,7 +56,7 @@ def build(config: Ditto) -> fl.Algorithm:
                 fl.proximal(client.model, w, hyper.lam),
                 v,
                 key,
-                fl.own_rows(client, federation, hyper),
+                fl.own_rows(client, hyper),
                 hyper,
                 epochs=config.personal_epochs,
                 phase=1,  # FedAvg's is 0

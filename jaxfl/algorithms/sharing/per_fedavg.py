@@ -82,18 +82,18 @@ def build(config: PerFedAvg) -> fl.Algorithm:
     """Build FedAvg with another loss on independent batches, and an adaptation before use."""
     batches = 3 if config.variant == "hf" else 2
 
-    def train(key, participant, federation):
-        rows = fl.own_rows(participant.client, federation, participant.hyper)
+    def train(key, participant):
+        rows = fl.own_rows(participant.client, participant.hyper)
         loss = meta_loss(participant, config.variant)
         return fl.descend(loss, participant.received, key, (rows,) * batches, participant.hyper)
 
-    def adapt(key, participant, federation):
+    def adapt(key, participant):
         hyper = dataclasses.replace(participant.hyper, clip_norm=None)
         return fl.descend(
             fl.cross_entropy(participant.model),
             participant.received,
             key,
-            fl.own_rows(participant.client, federation, hyper),
+            fl.own_rows(participant.client, hyper),
             hyper,
             epochs=fl.Steps(1) if config.adapt == "step" else 1,
             optimizer=optax.sgd(inner_rate(hyper)),

@@ -163,7 +163,7 @@ def build(config: PFedBayes) -> fl.Algorithm:
                 update,
                 (q_i, q, optimizer.init(q_i.params), optimizer.init(q)),
                 key,
-                fl.own_rows(client, federation, hyper),
+                fl.own_rows(client, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
             )

@@ -151,7 +151,7 @@ def build(config: PFedHN) -> fl.Algorithm:
 
         def client(key, client, shared, own):
             w = generated(client.model, shared, own)
-            rows = fl.own_rows(client, federation, hyper)
+            rows = fl.own_rows(client, hyper)
             trained = fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper)
             return optax.tree.sub(w.params, trained.weights.params), trained.weights, trained.loss
 

@@ -92,7 +92,7 @@ def build(config: PFedMe) -> fl.Algorithm:
                 update,
                 (theta, w.params, optimizer.init(w.params)),
                 key,
-                fl.own_rows(client, federation, hyper),
+                fl.own_rows(client, hyper),
                 epochs=config.length,
                 batch_size=config.batch_size,
             )

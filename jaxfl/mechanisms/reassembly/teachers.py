@@ -111,7 +111,7 @@ def learning_from_teachers(
         def client(key, client, nothing, own):
             w, teacher_logits, has_teacher = own
             loss = from_teacher(client.model, teacher_logits, state.hyper.lam * has_teacher)
-            trained = descend(loss, w, key, own_rows(client, federation, state.hyper), state.hyper)
+            trained = descend(loss, w, key, own_rows(client, state.hyper), state.hyper)
             return trained.weights, trained.loss
 
         has_teacher = per_group(lambda has: has.astype(federation.mean.dtype), state.has_teacher)
