@@ -3,7 +3,7 @@
 Huang et al. 2017, arXiv:1608.06993.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -60,14 +60,30 @@ class Transition(nn.Module):
         return to_images(mean_pool(x))
 
 
-def densenet121(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    stem: StemName = "cifar",
-) -> Model:
-    """6, 12, 24 and 16 layers that add 32 channels each; 120 convolutions.
+def _densenet(counts: Sequence[int], growth: int, convolutions: int) -> Callable[..., Model]:
+    """Return the factory of a network with `counts` layers in its four stages."""
+    name = f"densenet{convolutions + 1}"
+
+    def factory(
+        *, shape: tuple[int, int, int], classes: int, width: float = 1.0, stem: StemName = "cifar"
+    ) -> Model:
+        features, added = scaled(width, 2 * growth), scaled(width, growth)
+        # The first layer normalises.
+        plain = ConvBlock(features, 3, 1, bias=False, activation=jax.nn.identity)
+        body = [first_block(stem, cifar=plain, imagenet=ImageNetStem(features))]
+        for stage, count in enumerate(counts, 1):
+            if stage > 1:
+                body.append(Block(f"transition{stage - 1}", Transition()))
+            for i in range(1, count + 1):
+                pool = spatial_mean if (stage, i) == (4, count) else None
+                body.append(Block(f"dense{stage}_{i}", DenseLayer(added, pool)))
+        # Three 2x2 poolings; the stem for large images takes a quarter of 29 pixels, rounded up.
+        minimum = 29 if stem == "imagenet" else 8
+        return network(name, body, shape=shape, classes=classes, minimum=minimum)
+
+    *first, last = counts
+    layers = f"{', '.join(map(str, first))} and {last} layers"
+    factory.__doc__ = f"""{layers} that add {growth} channels each; {convolutions} convolutions.
 
     Huang et al. 2017, table 1. Every layer is a block, so that a network can be cut after each of them; its
     output has all channels so far.
@@ -82,88 +98,10 @@ def densenet121(
     Raises:
       JaxflError: if an argument is out of range.
     """
-    return _densenet("densenet121", (6, 12, 24, 16), 32, shape, classes, width, stem)
+    return factory
 
 
-def densenet161(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    stem: StemName = "cifar",
-) -> Model:
-    """6, 12, 36 and 24 layers that add 48 channels each; 160 convolutions.
-
-    Source and errors are those of `densenet121`.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      stem: "cifar" or "imagenet", see `densenet121`.
-    """
-    return _densenet("densenet161", (6, 12, 36, 24), 48, shape, classes, width, stem)
-
-
-def densenet169(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    stem: StemName = "cifar",
-) -> Model:
-    """6, 12, 32 and 32 layers that add 32 channels each; 168 convolutions.
-
-    Source and errors are those of `densenet121`.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      stem: "cifar" or "imagenet", see `densenet121`.
-    """
-    return _densenet("densenet169", (6, 12, 32, 32), 32, shape, classes, width, stem)
-
-
-def densenet201(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    stem: StemName = "cifar",
-) -> Model:
-    """6, 12, 48 and 32 layers that add 32 channels each; 200 convolutions.
-
-    Source and errors are those of `densenet121`.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      stem: "cifar" or "imagenet", see `densenet121`.
-    """
-    return _densenet("densenet201", (6, 12, 48, 32), 32, shape, classes, width, stem)
-
-
-def _densenet(
-    name: str,
-    counts: tuple[int, int, int, int],
-    growth: int,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float,
-    stem: StemName,
-) -> Model:
-    """Build the stem, `counts` layers between transitions, and the classifier."""
-    features, growth = scaled(width, 2 * growth), scaled(width, growth)
-    plain = ConvBlock(features, 3, 1, bias=False, activation=jax.nn.identity)  # the first layer normalises
-    body = [first_block(stem, cifar=plain, imagenet=ImageNetStem(features))]
-    for stage, count in enumerate(counts, 1):
-        if stage > 1:
-            body.append(Block(f"transition{stage - 1}", Transition()))
-        for i in range(1, count + 1):
-            pool = spatial_mean if (stage, i) == (4, count) else None
-            body.append(Block(f"dense{stage}_{i}", DenseLayer(growth, pool)))
-    # Three 2x2 poolings; the stem for large images takes a quarter of 29 pixels, rounded up.
-    minimum = 29 if stem == "imagenet" else 8
-    return network(name, body, shape=shape, classes=classes, minimum=minimum)
+densenet121 = _densenet((6, 12, 24, 16), 32, 120)
+densenet161 = _densenet((6, 12, 36, 24), 48, 160)
+densenet169 = _densenet((6, 12, 32, 32), 32, 168)
+densenet201 = _densenet((6, 12, 48, 32), 32, 200)

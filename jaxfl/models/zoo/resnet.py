@@ -1,5 +1,7 @@
 """Residual networks (He et al. 2016, arXiv:1512.03385)."""
 
+from collections.abc import Callable, Sequence
+
 from jaxfl.models.blocks import BasicBlock, Bottleneck, ConvBlock, ResidualPair
 from jaxfl.models.build import NormName, has_norm, network, scaled
 from jaxfl.models.conv import spatial_max, spatial_mean
@@ -44,15 +46,31 @@ def resnet9(
     return network("resnet9", body, shape=shape, classes=classes, minimum=8)  # three 2x2 poolings
 
 
-def resnet18(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-    stem: StemName = "cifar",
-) -> Model:
-    """Two basic blocks in each of four stages, global average pooling; 17 convolutions.
+def _resnet(
+    name: str, block: type[BasicBlock | Bottleneck], counts: Sequence[int], what: str
+) -> Callable[..., Model]:
+    """Return the factory of a network with `counts` blocks in its four stages; `what` says which they are."""
+
+    def factory(
+        *,
+        shape: tuple[int, int, int],
+        classes: int,
+        width: float = 1.0,
+        norm: NormName = "batch",
+        stem: StemName = "cifar",
+    ) -> Model:
+        batch, features = has_norm(norm), scaled(width, 64)
+        small = ConvBlock(features, 3, 1, norm=batch, bias=not batch)
+        body = [first_block(stem, cifar=small, imagenet=ImageNetStem(features, batch))]
+        for stage, count in enumerate(counts, 1):
+            features = scaled(width, 32 * 2**stage)
+            for i in range(1, count + 1):
+                stride = 2 if i == 1 and stage > 1 else 1
+                pool = spatial_mean if (stage, i) == (4, count) else None
+                body.append(Block(f"stage{stage}_{i}", block(features, stride, batch, pool)))
+        return network(name, body, shape=shape, classes=classes)
+
+    factory.__doc__ = f"""{what}
 
     He et al. 2016, arXiv:1512.03385, table 1.
 
@@ -67,93 +85,27 @@ def resnet18(
     Raises:
       JaxflError: if an argument is out of range.
     """
-    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), shape, classes, width, norm, stem)
+    return factory
 
 
-def resnet50(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-    stem: StemName = "cifar",
-) -> Model:
-    """3, 4, 6 and 3 bottleneck blocks in four stages; 49 convolutions.
-
-    Source and errors are those of `resnet18`.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-      stem: "cifar" or "imagenet", see `resnet18`.
-    """
-    return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), shape, classes, width, norm, stem)
-
-
-def resnet101(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-    stem: StemName = "cifar",
-) -> Model:
-    """3, 4, 23 and 3 bottleneck blocks in four stages; 100 convolutions.
-
-    Source and errors are those of `resnet18`.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-      stem: "cifar" or "imagenet", see `resnet18`.
-    """
-    return _resnet("resnet101", Bottleneck, (3, 4, 23, 3), shape, classes, width, norm, stem)
-
-
-def resnet152(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-    stem: StemName = "cifar",
-) -> Model:
-    """3, 8, 36 and 3 bottleneck blocks in four stages; 151 convolutions.
-
-    Source and errors are those of `resnet18`.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-      stem: "cifar" or "imagenet", see `resnet18`.
-    """
-    return _resnet("resnet152", Bottleneck, (3, 8, 36, 3), shape, classes, width, norm, stem)
-
-
-def _resnet(
-    name: str,
-    block: type[BasicBlock | Bottleneck],
-    counts: tuple[int, int, int, int],
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float,
-    norm: NormName,
-    stem: StemName,
-) -> Model:
-    """Build the stem, `counts` blocks in each stage, and the classifier."""
-    batch, features = has_norm(norm), scaled(width, 64)
-    small = ConvBlock(features, 3, 1, norm=batch, bias=not batch)
-    body = [first_block(stem, cifar=small, imagenet=ImageNetStem(features, batch))]
-    for stage, count in enumerate(counts, 1):
-        features = scaled(width, 32 * 2**stage)
-        for i in range(1, count + 1):
-            stride = 2 if i == 1 and stage > 1 else 1
-            pool = spatial_mean if (stage, i) == (4, count) else None
-            body.append(Block(f"stage{stage}_{i}", block(features, stride, batch, pool)))
-    return network(name, body, shape=shape, classes=classes)
+resnet18 = _resnet(
+    "resnet18",
+    BasicBlock,
+    (2, 2, 2, 2),
+    "Two basic blocks in each of four stages, global average pooling; 17 convolutions.",
+)
+resnet50 = _resnet(
+    "resnet50", Bottleneck, (3, 4, 6, 3), "3, 4, 6 and 3 bottlenecks in four stages; 49 convolutions."
+)
+resnet101 = _resnet(
+    "resnet101",
+    Bottleneck,
+    (3, 4, 23, 3),
+    "3, 4, 23 and 3 bottlenecks in four stages; 100 convolutions.",
+)
+resnet152 = _resnet(
+    "resnet152",
+    Bottleneck,
+    (3, 8, 36, 3),
+    "3, 8, 36 and 3 bottlenecks in four stages; 151 convolutions.",
+)
