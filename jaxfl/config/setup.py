@@ -39,7 +39,7 @@ class PartitionOptions:
     power-law,classes_per_client=2,base=10,least=none,most=none,sigma=2.0;
     natural,column=client,min_samples=10 (every value of a column of the data is a client);
     listed,file=none,column=row (a list of rows per client, in JSON). `jaxfl list
-    dirichlet` says what they mean. Or a saved partition (.npz, or .json of the form in docs/data.md);
+    dirichlet` says what they mean. Or a saved partition (.npz, .json, or .pkl of FL-bench, docs/data.md);
     or my.py:partitioner."""
     clients: int | None = within("[1, inf)", None)
     """Number of clients; by default 20, with natural all there are, or those of a saved partition."""
@@ -64,14 +64,14 @@ class PartitionOptions:
     max_test: int | None = within("[1, inf)", None)
     """Largest number of test rows per client; from the source, equally many of each class."""
     disjoint_from: Path | None = None
-    """A saved partition (.npz or .json) of the same data: no client trains on any of its rows or holds one
-    out. For experts that are trained on rows that the clients of another run do not have."""
+    """A saved partition (.npz, .json, .pkl) of the same data: no client trains on any of its rows or holds
+    one out. For experts that are trained on rows that the clients of another run do not have."""
 
 
 def is_saved(partition: str) -> bool:
     """Return whether a choice of a partition names a saved one; an option of another may name a file, too."""
     choice = partition.startswith("listed,") or ".py:" in partition
-    return partition.endswith((".npz", ".json")) and not choice
+    return partition.endswith((".npz", ".json", ".pkl")) and not choice
 
 
 def is_edges(topology: str) -> bool:

@@ -1,9 +1,7 @@
 """Partitions in the forms of other programs, so that a comparison with them uses the same rows.
 
 Rows have their numbers in the data, where training rows mostly are first. FL-bench numbers them the same way;
-the partitioners of flwr-datasets number the rows of one split. Pickles of other programs are not read,
-because unpickling a file executes what its author wrote. docs/data.md says how to make JSON of one where it
-was written.
+the partitioners of flwr-datasets number the rows of one split.
 """
 
 import contextlib
@@ -15,29 +13,30 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.data import plain_pickles
 from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import PARTS, Partition, checksum_of, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, numbers, of_vectors
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.machine.files import writing
+from jaxfl.machine.files import unreadable, writing
 
 KEYS = dict(zip(PARTS, ("train", "val", "test"), strict=True))  # of a client's rows, as FL-bench has them
 
 
 def read(path: Path, source: Source) -> Partition:
-    """Read a partition from JSON.
+    """Read a partition from JSON or from FL-bench's pickle.
 
     Args:
-      path: file that `write_json` wrote, or in FL-bench's form: an object for each client, ``[{"train":
+      path: file that `write_json` or FL-bench wrote, or in its form: an object for each client, ``[{"train":
         [rows], "val": [rows], "test": [rows]}, ...]``, perhaps below ``data_indices``.
       source: data that the rows are of.
 
     Raises:
       JaxflError: if the file is missing or of another form, or names rows that do not exist.
     """
-    found = parsed(path)
+    found = _lists(path) if path.suffix == ".pkl" else parsed(path)
     about = found if isinstance(found, dict) else {}
     order = np.argsort(numbers(source)).astype(np.int32)  # rows in the order of their numbers
     ascending = numbers(source)[order]
@@ -99,6 +98,15 @@ def read(path: Path, source: Source) -> Partition:
     train, validation, test = (parts[part] for part in PARTS)
     outputs = int(relabel.max()) + 1
     return Partition(train, validation, test, relabel, outputs, public, tuple(map(str, names)))
+
+
+def _lists(path: Path) -> Any:
+    """Return the value of a pickle, with lists in place of arrays."""
+    try:
+        with path.open("rb") as stream:
+            return plain_pickles.read(path, stream, np.ndarray.tolist)
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _require_untested(path: Path, parts: Mapping[str, Sequence[np.ndarray]]) -> None:

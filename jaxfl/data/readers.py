@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxfl.config import choices
 from jaxfl.config.options import as_path
 from jaxfl.config.own_code import own_code, require_call
-from jaxfl.data import folder, hf, npz, tfds
+from jaxfl.data import folder, hf, npz, pfllib, tfds
 from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
@@ -70,6 +70,11 @@ def _read_folder(name: str, data_dir: Path | None, labelled: bool) -> Source:
     return kept(name, how, below(path), lambda: folder.read_source(name, path, labelled))
 
 
+def _read_pfllib(name: str, data_dir: Path | None, labelled: bool) -> Source:
+    path = as_path(name.removeprefix(pfllib.PREFIX))
+    return kept(name, f"{pfllib.PREFIX}{path.resolve()}", below(path), lambda: pfllib.read_source(name, path))
+
+
 def _resolved(name: str) -> str:
     return str(as_path(name).resolve())
 
@@ -89,6 +94,12 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
         read=lambda name, data_dir, labelled: hf.read_source(name),
         absolute=hf.absolute,
         options=hf.OPTIONS,
+    ),
+    Reader(
+        {"pfllib:path/to/folder": "PFLlib's folder of a data set: its clients (a column client), its split"},
+        takes=lambda name: name.startswith(pfllib.PREFIX),
+        read=_read_pfllib,
+        absolute=lambda name: pfllib.PREFIX + _resolved(name.removeprefix(pfllib.PREFIX)),
     ),
     Reader(
         {

@@ -391,8 +391,8 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
 
 
 def _saved(path: Path, source: Source) -> Partition:
-    """Read a partition from a file in jaxfl's own format or JSON."""
-    read = partition_formats.read if path.suffix == ".json" else partitions.load
+    """Read a partition from a file in jaxfl's own format, JSON or FL-bench's."""
+    read = partitions.load if path.suffix == ".npz" else partition_formats.read
     return on_first_process(read)(path, source)
 
 

@@ -1,7 +1,10 @@
 """Partitions for other programs: their files hold the right rows, and JSON comes back unchanged."""
 
 import json
+import os
 import pickle
+import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,13 +12,23 @@ from conftest import assert_same, tiny_partition, tiny_source, validating
 
 from jaxfl.data import partition_formats
 from jaxfl.data.partition import divide
-from jaxfl.data.partitioners import iid
+from jaxfl.data.partitioners import iid, natural
 from jaxfl.data.readers import load
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import column, from_arrays
 from jaxfl.errors import JaxflError
 
 SOURCE = tiny_source()
+
+
+class Trap:
+    """An object that makes a file when it is unpickled."""
+
+    def __reduce__(self):
+        """Return the call that pickle makes."""
+        return open, ("sprung", "w")
+
+
 PARTITION = tiny_partition(SOURCE)
 
 
@@ -132,6 +145,36 @@ def test_files_for_fl_bench_have_its_form(tmp_path):
     assert found["separation"] == {"train": everyone[:4], "val": everyone, "test": everyone, "total": 5}
     for rows, train, test in zip(found["data_indices"], partition.train, partition.test, strict=True):
         assert rows == {"train": train.tolist(), "val": [], "test": test.tolist()}
+    expected = partition._replace(public=partition.public[:0])
+    assert_same(partition_formats.read(tmp_path / "partition.pkl", SOURCE), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, ">i8"])
+def test_partitions_of_fl_bench_are_read_without_unpickling_them(tmp_path, monkeypatch, dtype):
+    """FL-bench itself writes arrays; what else a pickle can name is neither imported nor called."""
+    path, own = tmp_path / "partition.pkl", zip(PARTITION.train, PARTITION.test, strict=True)
+    indices = [{"train": a.astype(dtype), "val": np.array([], int), "test": b.astype(dtype)} for a, b in own]
+    path.write_bytes(pickle.dumps({"data_indices": indices, "separation": {"total": 5}}))
+    assert_same(partition_formats.read(path, SOURCE), PARTITION._replace(public=PARTITION.public[:0]))
+    monkeypatch.chdir(tmp_path)
+    for value in (
+        Trap(),
+        {"data_indices": [Trap()]},
+        [np.array([Trap()])],
+        np.dtype("O"),
+        {1, 2},
+        1j,
+        os.getcwd,
+    ):
+        path.write_bytes(pickle.dumps(value))
+        with pytest.raises(JaxflError, match="partition.pkl is damaged, or holds more than lists and arrays"):
+            partition_formats.read(path, SOURCE)
+    whole = pickle.dumps(indices)
+    for damaged in (b"", whole[:-9], whole.replace(b"train", b"trail"), re.sub(b"i[48]", b"O8", whole)):
+        path.write_bytes(damaged)
+        with pytest.raises(JaxflError):
+            partition_formats.read(path, SOURCE)
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_files_for_pfllib_hold_what_clients_see(tmp_path):
@@ -151,3 +194,36 @@ def test_files_for_pfllib_hold_what_clients_see(tmp_path):
     assert counted == [len(a) + len(b) for a, b in zip(PARTITION.train, PARTITION.test, strict=True)]
     with pytest.raises(JaxflError, match="PFLlib has no validation rows"):
         partition_formats.require(["pfllib"], validating(PARTITION))
+
+
+def test_a_folder_of_pfllib_is_a_data_set_of_natural_clients_with_its_split(tmp_path, monkeypatch):
+    partition_formats.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", None)
+    source = load(f"pfllib:{tmp_path}")
+    assert (source.images.dtype, source.images.shape[1:], source.classes) == (np.float32, (8, 8, 1), 3)
+    by = column(source, "client")
+    found = divide(source, partial(natural, min_samples=1), None, 0, test="split", by=by)
+    training = SOURCE.images[np.concatenate(PARTITION.train)].astype(float)
+    for part in ("train", "test"):
+        for rows, original in zip(getattr(found, part), getattr(PARTITION, part), strict=True):
+            images = (SOURCE.images[original] - training.mean()) / training.std()
+            np.testing.assert_allclose(source.images[np.sort(rows)], images, atol=1e-4)
+            assert (source.labels[np.sort(rows)] == SOURCE.labels[original]).all()
+
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train" / "3.npz"
+    for data, sentence in [
+        ({"x": Trap(), "y": np.zeros(1)}, "holds more than lists and arrays of numbers .*open"),
+        ({"x": np.array([Trap()]), "y": np.zeros(1)}, "holds more than lists"),
+        ({"x": [[1, 2]], "y": [0]}, "3.npz does not hold arrays x and y of equal length"),
+        ([1], "3.npz does not hold arrays x and y"),
+    ]:
+        np.savez(file, data=np.array(data, object))
+        with pytest.raises(JaxflError, match=sentence):
+            load(f"pfllib:{tmp_path}")
+    file.write_bytes(b"PK")
+    with pytest.raises(JaxflError, match="3.npz is damaged or not a file of PFLlib"):
+        load(f"pfllib:{tmp_path}")
+    file.unlink()
+    with pytest.raises(JaxflError, match="no file .*3.npz, although config.json counts its client"):
+        load(f"pfllib:{tmp_path}")
+    assert not (tmp_path / "sprung").exists()
