@@ -83,6 +83,7 @@ def test_schedules_change_the_rates_that_the_documentation_names():
         "distill_lr": ["fedmd", "mnfl", "sim-pfd", "topk-pfd"],
         "public_lr": ["fccl"],
         "eta": ["pfedme"],
+        "personal_lr": ["ditto"],
     }
     assert followers.keys() == named
 

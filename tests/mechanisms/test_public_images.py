@@ -47,14 +47,15 @@ def test_a_federation_without_public_images_is_refused(federation):
 def test_clients_see_public_images_unless_they_are_absent(federation):
     (group, _), rows = federation.groups, federation.public
     client = jax.tree.map(lambda leaf: leaf[1], group)
+    client = dataclasses.replace(client, federation=federation)
     absent = dataclasses.replace(client, size=jnp.zeros_like(client.size))
     assert visiting(client, rows).rows is rows
     assert [int(visiting(c, rows).size) for c in (client, absent)] == [PUBLIC, 0]
 
     weights = group.model.init(KEY)
     expected, _ = group.model.apply(weights.params, weights.stats, federation.inputs(rows), train=False)
-    np.testing.assert_allclose(public.logits(weights, client, federation, rows), expected, rtol=1e-5)
-    assert not public.logits(weights, absent, federation, rows).any()
+    np.testing.assert_allclose(public.logits(weights, client, rows), expected, rtol=1e-5)
+    assert not public.logits(weights, absent, rows).any()
 
 
 # ---- images of another set

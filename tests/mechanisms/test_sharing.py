@@ -120,4 +120,4 @@ def test_training_in_phases_has_the_steps_of_all_and_the_loss_of_the_last(monkey
     monkeypatch.setattr(sharing, "own_rows", lambda *_: None)
     train = local_training(Training(), phases=lambda model: (Phase(("fc1",), 1), Phase(("classifier",), 1)))
     participant: Any = SimpleNamespace(model=model, client=None, hyper=None, received=Weights({}, {}))
-    assert train(None, participant, None) == Trained("second", 1.0, 7)
+    assert train(None, participant) == Trained("second", 1.0, 7)

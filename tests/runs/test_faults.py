@@ -563,14 +563,14 @@ def test_a_run_that_another_command_has_made_meanwhile_is_not_taken_for_ours(
     dataset, tmp_path, capsys, monkeypatch
 ):
     words = ["compare", "fedavg", *dataset, *PLAIN, "--run-dir", tmp_path / "compared"]
-    forget = store.forget_end
+    keep = store.keep_command
 
-    def meanwhile(folder):  # after the folder has been checked
-        monkeypatch.setattr(store, "forget_end", forget)
+    def meanwhile(*arguments):  # after the folder has been checked
+        monkeypatch.setattr(store, "keep_command", keep)
         cli.main([*map(str, words), "--lr", "0.2"])
-        forget(folder)
+        keep(*arguments)
 
-    monkeypatch.setattr(store, "forget_end", meanwhile)
+    monkeypatch.setattr(store, "keep_command", meanwhile)
     sentence = refusal(capsys, *words)
     assert f"meanwhile made {tmp_path}/compared/fedavg/seed-3 with other options" in sentence
 

@@ -613,11 +613,11 @@ def test_a_failure_is_said_once_with_its_seeds():
 def test_only_methods_with_a_complete_row_are_compared_against():
     variants = [choose("fedavg"), choose("local")]
     of_seeds, of_partitions = (comparisons.plan(Path("all"), variants, Setup(), *n) for n in ((2, 1), (1, 2)))
-    assert comparisons._complete_labels(of_partitions, [*of_partitions]) == {"fedavg", "local"}
+    assert comparisons._complete_labels(of_partitions, [*of_partitions], ()) == {"fedavg", "local"}
     *most, last = of_partitions
-    assert last.parent.name == "local" and comparisons._complete_labels(of_partitions, most) == set()
+    assert last.parent.name == "local" and comparisons._complete_labels(of_partitions, most, ()) == set()
     *most, last = of_seeds
-    assert last.parent.name == "local" and comparisons._complete_labels(of_seeds, most) == {"fedavg"}
+    assert last.parent.name == "local" and comparisons._complete_labels(of_seeds, most, ()) == {"fedavg"}
 
 
 # --- resume
