@@ -23,9 +23,9 @@ from jaxfl.errors import JaxflError
 
 
 def one_or_all(*names: str) -> Callable[[Callable], Callable[..., Any]]:
-    """Let a function of all groups also take the federation or cohort of one, see `each_architecture`.
+    """Let a function also accept the federation or the cohort of one group, see `each_architecture`.
 
-    Then what is per group, the arguments of these names and all results, is the group's own, not in a tuple.
+    Then the arguments of these names are given, and all results returned, without the tuple of groups.
     """
 
     def lower(f):

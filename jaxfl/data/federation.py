@@ -131,9 +131,16 @@ class Federation:
 
     @property
     def group(self) -> Client:
-        """The clients of the only group."""
-        (group,) = self.groups
-        return group
+        """The clients of the only group.
+
+        Raises:
+          JaxflError: if the method is not one of `each_architecture`.
+        """
+        if not self.alone:
+            raise JaxflError(
+                "Only a method of one architecture has a group; return fl.each_architecture(...)."
+            )
+        return self.groups[0]
 
     @property
     def is_window(self) -> bool:

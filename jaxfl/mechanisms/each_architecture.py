@@ -9,7 +9,11 @@ import functools
 
 from jax.scipy.linalg import block_diag
 
+from jaxfl.config.own_code import line_of
 from jaxfl.core.protocol import Algorithm, Info
+from jaxfl.errors import JaxflError
+
+OF_ONE = "of_one"  # attribute of a lifted function of the state
 
 
 def each_architecture(one: Algorithm) -> Algorithm:
@@ -20,8 +24,16 @@ def each_architecture(one: Algorithm) -> Algorithm:
     those of `one`, so that one such method can be built on another.
 
     Args:
-      one: without `host`. A finding's panel is named after its architecture if there are several.
+      one: the method. A finding's panel is named after its architecture if there are several.
+
+    Raises:
+      JaxflError: if it has a `host`.
     """
+    if one.host:
+        raise JaxflError(
+            f"{line_of(one.host)}: a host step sees all architectures; add it to the lifted method: "
+            "each_architecture(...)._replace(host=host)."
+        )
 
     @functools.cache
     def predicts(f):
@@ -57,8 +69,8 @@ def each_architecture(one: Algorithm) -> Algorithm:
         predicts(one.receive),
         step,
         predicts(one.personal),
-        matrices=one.matrices and _block_diagonal(one.matrices),
-        embeddings=one.embeddings and _stacked(one.embeddings),
+        matrices=one.matrices and _of_state(one.matrices, _block_diagonal),
+        embeddings=one.embeddings and _of_state(one.embeddings, tuple),
         prepare=one.prepare and steps(one.prepare),
         averaged=one.averaged._replace(step=step) if one.averaged and same else None,
     )
@@ -102,20 +114,24 @@ def _reported(infos, federation) -> Info:
         for panel, lines in info.findings.items()
     }
     columns = Info._make(zip(*infos, strict=True))
-    absent = {name: None for name, of_groups in columns._asdict().items() if of_groups[0] is None}
+    absent = {
+        name: None for name, of_groups in columns._asdict().items() if all(of is None for of in of_groups)
+    }
     return columns._replace(findings=findings, **absent)
 
 
-def _stacked(embeddings):
-    """Lift vectors of a group's clients (n_g, d) to all groups."""
-    return lambda state: tuple(map(embeddings, _apart(state)))
-
-
-def _block_diagonal(matrices):
-    """Lift matrices (n_g, n_g) of pairs of a group's clients to (N, N), 0 between groups."""
+def _of_state(f, join):
+    """Lift a function of the state of a group, unless it has been lifted already."""
+    if hasattr(f, OF_ONE):
+        return f
 
     def of_all(state):
-        found = [matrices(of_group) for of_group in _apart(state)]
-        return {name: block_diag(*(blocks[name] for blocks in found)) for name in found[0]}
+        return join([f(of_group) for of_group in _apart(state)])
 
+    setattr(of_all, OF_ONE, f)
     return of_all
+
+
+def _block_diagonal(found) -> dict:
+    """Return matrices (N, N) of pairs of clients, 0 between groups, given those of each."""
+    return {name: block_diag(*(blocks[name] for blocks in found)) for name in found[0]}
