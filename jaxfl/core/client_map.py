@@ -21,6 +21,8 @@ from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 
+LARGEST_MESSAGE = 2**31 - 1  # scalars that an int32 counts
+
 
 def one_or_all(*names: str) -> Callable[[Callable], Callable[..., Any]]:
     """Let a function also accept the federation or the cohort of one group, see `each_architecture`.
@@ -43,9 +45,6 @@ def one_or_all(*names: str) -> Callable[[Callable], Callable[..., Any]]:
         return either
 
     return lower
-
-
-LARGEST_MESSAGE = 2**31 - 1  # scalars that an int32 counts
 
 
 @one_or_all("shared", "own")
