@@ -20,8 +20,8 @@ from jaxfl.core.cohorts import balance, draw_cohorts
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort
+from jaxfl.folder.variant import choose, provided
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.variant import choose, provided
 
 METHODS = {
     "fedcmd": {"selection_rounds": 0, "personal": "fc1"},  # the largest layer, in the second phase

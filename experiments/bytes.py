@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxfl
-from jaxfl.runs.load import Loaded
+from jaxfl.deployed.load import Loaded
 
 PAGE = Path(__file__).with_suffix(".md")
 CLIENTS, HIDDEN, PIXELS, CLASSES = 4, (32, 16), 64, 10

@@ -22,8 +22,8 @@ from jaxfl.core.cohorts import these_clients
 from jaxfl.core.job import traced
 from jaxfl.core.training import Training
 from jaxfl.data.federation import Federation
+from jaxfl.folder.variant import Variant, choose
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.variant import Variant, choose
 
 
 class Line(NamedTuple):

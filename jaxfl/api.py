@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.commands import (
+from jaxfl.config.command_options import (
     ChangedCode,
     Columns,
     Continuation,
@@ -27,20 +27,21 @@ from jaxfl.config.options import as_path, hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
+from jaxfl.deployed import load as runs_by_folder
+from jaxfl.deployed.load import Loaded
 from jaxfl.errors import JaxflError
-from jaxfl.runs import compare as comparing
-from jaxfl.runs import comparison, store
-from jaxfl.runs import load as runs_by_folder
-from jaxfl.runs import report as reports
+from jaxfl.folder import store
+from jaxfl.folder.variant import choose
+from jaxfl.grid import compare as comparing
+from jaxfl.grid import comparison
+from jaxfl.grid.comparison import Comparison
+from jaxfl.grid.part import labels_of_part
+from jaxfl.results import report as reports
+from jaxfl.results.table import Table
 from jaxfl.runs import run as runs
-from jaxfl.runs.comparison import Comparison
 from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.interrupt import heeded
-from jaxfl.runs.load import Loaded
-from jaxfl.runs.part import labels_of_part
 from jaxfl.runs.prepare import check_setup
-from jaxfl.runs.table import Table
-from jaxfl.runs.variant import choose
 from jaxfl.terminal import print_result, print_table, shown
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxfl import algorithms
 from jaxfl.config import choices, own_code
-from jaxfl.config.commands import Columns, Limit, Logs, Profile, RunFolder, Seeds
+from jaxfl.config.command_options import Columns, Limit, Logs, Profile, RunFolder, Seeds
 from jaxfl.config.options import DECORATED, hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method

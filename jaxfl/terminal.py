@@ -20,14 +20,14 @@ from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, of_vectors
+from jaxfl.deployed.export import span
 from jaxfl.errors import JaxflError
+from jaxfl.folder import store
 from jaxfl.machine.processes import is_first
-from jaxfl.runs import store
+from jaxfl.results.table import Table, as_text, notes_on_untrained, tabulate, untrained
 from jaxfl.runs.architectures import architectures
-from jaxfl.runs.export import span
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
-from jaxfl.runs.table import Table, as_text, notes_on_untrained, tabulate, untrained
 
 
 class _Out(Console):

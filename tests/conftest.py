@@ -25,10 +25,10 @@ from jaxfl.data import kept
 from jaxfl.data.federation import federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
+from jaxfl.folder import variant
 from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
-from jaxfl.runs import variant
 
 pytest.register_assert_rewrite("methods.cases")  # so that failures show the compared values
 

@@ -20,8 +20,9 @@ from jaxfl.cli import main
 from jaxfl.config.given import divide
 from jaxfl.config.options import check, hints
 from jaxfl.config.setup import Setup
+from jaxfl.folder import store
+from jaxfl.grid import study
 from jaxfl.models.zoo import MODELS
-from jaxfl.runs import store, study
 from jaxfl.runs.prepare import check_setup
 
 ROOT = Path(__file__).parent.parent

@@ -20,9 +20,9 @@ from jaxfl.config.setup import DataOptions, MachineOptions, PartitionOptions, Ru
 from jaxfl.core.protocol import Method
 from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
+from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.shift import SHIFTS
-from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.models.zoo import MODELS, described
 
 sys.path.insert(0, str(Path(__file__).parent))

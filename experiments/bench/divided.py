@@ -13,9 +13,9 @@ import jax
 
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import compiled
-from jaxfl.runs.job import fit_to_machine, form_of_state, job_of
+from jaxfl.folder.variant import choose, provided
+from jaxfl.runs.engine_job import fit_to_machine, form_of_state, job_of
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.variant import choose, provided
 
 METHODS = ("fedavg", "fedper", "lg-fedavg", "ditto", "scaffold", "hermes", "pfedbayes", "fccl")
 OPTIONS = {

@@ -24,8 +24,8 @@ from jax import lax
 from jaxfl.bench.contestants import in_jaxfl
 from jaxfl.bench.workloads import VARIANTS, WORKLOADS, setup_of, source_of, strategies
 from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.folder import variant
 from jaxfl.models import blocks, conv
-from jaxfl.runs import variant
 from jaxfl.runs.prepare import prepare
 
 REPETITIONS = 3

@@ -15,9 +15,9 @@ import jax
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import compiled, simulate
 from jaxfl.core.memory import peak_bytes
-from jaxfl.runs.job import fit_to_machine, job_of
+from jaxfl.folder.variant import choose, provided
+from jaxfl.runs.engine_job import fit_to_machine, job_of
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.variant import choose, provided
 
 METHODS = ("fedper", "local", "scaffold")
 COHORT, CHUNK, CHUNKS = 10, 5, 3

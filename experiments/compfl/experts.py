@@ -9,7 +9,7 @@ import csv
 import sys
 from pathlib import Path
 
-from jaxfl.runs import store
+from jaxfl.folder import store
 
 EXPERTS = "lenet5", "cifar_small"
 

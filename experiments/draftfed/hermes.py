@@ -10,7 +10,7 @@ import csv
 import sys
 from pathlib import Path
 
-from jaxfl.runs.load import load
+from jaxfl.deployed.load import load
 
 
 def main() -> None:

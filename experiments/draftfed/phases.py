@@ -12,7 +12,7 @@ import csv
 import sys
 from pathlib import Path
 
-from jaxfl.runs.comparison import load
+from jaxfl.grid.comparison import load
 
 
 def main() -> None:

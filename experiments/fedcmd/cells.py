@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.runs.load import load
+from jaxfl.deployed.load import load
 
 COLUMNS = (
     "method",

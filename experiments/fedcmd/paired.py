@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from jaxfl.runs.load import load
+from jaxfl.deployed.load import load
 
 OURS = "fedcmd"
 

@@ -23,7 +23,7 @@ from fluke.data import FastDataLoader
 from fluke.nets import EncoderHeadNet
 from torch import nn
 
-from jaxfl.runs.comparison import load
+from jaxfl.grid.comparison import load
 
 
 class Net(EncoderHeadNet):

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from jaxfl.runs.comparison import load
+from jaxfl.grid.comparison import load
 
 SERVERS = {  # {method: (module below flcore.servers, its class)}
     "fedavg": ("serveravg", "FedAvg"),

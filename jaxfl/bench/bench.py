@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxfl import registry
 from jaxfl.bench.measure import measure
-from jaxfl.bench.report import check_writable, keep, machine, unfinished, versions
+from jaxfl.bench.output import check_writable, keep, machine, unfinished, versions
 from jaxfl.bench.workloads import (
     VARIANTS,
     WORKLOADS,

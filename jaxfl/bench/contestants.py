@@ -18,8 +18,8 @@ from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
+from jaxfl.folder.variant import Variant
 from jaxfl.machine.processes import digest
-from jaxfl.runs.variant import Variant
 
 TORCH = "torch"  # in place of a strategy's name
 

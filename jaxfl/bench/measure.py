@@ -26,9 +26,9 @@ from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import Source
+from jaxfl.folder.variant import choose, provided
 from jaxfl.models.model import PRODUCTS
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.variant import choose, provided
 
 
 class Done(NamedTuple):

@@ -11,12 +11,12 @@ from jaxfl.config.options import helps, hints, own_first, text
 from jaxfl.core.protocol import Method
 from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
+from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
-from jaxfl.data.topology import TOPOLOGIES
 from jaxfl.models.zoo import GIVEN, MODELS, described
-from jaxfl.runs.measures import titles
+from jaxfl.results.measures import titles
 
 NAMED = {  # by their name in the plural, which `jaxfl list` takes
     "methods": registry.METHODS,

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from jaxfl import registry
 from jaxfl.cli.words import given, names_and_flags, parse
-from jaxfl.config.commands import (
+from jaxfl.config.command_options import (
     ChangedCode,
     Columns,
     Continuation,
@@ -36,22 +36,22 @@ from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data import partition_formats
+from jaxfl.deployed.load import load
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.folder import store
+from jaxfl.folder.config import restore_setup, training_of
+from jaxfl.folder.partition_files import save_partition
+from jaxfl.folder.variant import Variant, choose, variant_of
+from jaxfl.grid import compare as comparisons
+from jaxfl.grid import study as studies
+from jaxfl.grid.comparison import Comparison
+from jaxfl.grid.part import labels_of_part
 from jaxfl.machine.processes import Processes, connect, is_first
-from jaxfl.runs import compare as comparisons
-from jaxfl.runs import report as reports
+from jaxfl.results import report as reports
+from jaxfl.results.table import as_text
+from jaxfl.results.watch import watch
 from jaxfl.runs import run as runs
-from jaxfl.runs import store
-from jaxfl.runs import study as studies
-from jaxfl.runs.comparison import Comparison
-from jaxfl.runs.config import restore_setup, training_of
-from jaxfl.runs.load import load
-from jaxfl.runs.part import labels_of_part
-from jaxfl.runs.partition_files import save_partition
 from jaxfl.runs.prepare import check_setup, divide, draw_shift, load_source
-from jaxfl.runs.table import as_text
-from jaxfl.runs.variant import Variant, choose, variant_of
-from jaxfl.runs.watch import watch
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
 STUDIES = Path("experiments")  # where a checkout has them
@@ -308,7 +308,7 @@ def _partition(arguments: list[str]) -> None:
 
 
 def _bench(arguments: list[str]) -> None:
-    from jaxfl.bench import report as speed  # here: no other command waits for its imports
+    from jaxfl.bench import output as speed  # here: no other command waits for its imports
     from jaxfl.bench.bench import Bench, bench
 
     named, flags = names_and_flags(arguments)

@@ -18,12 +18,12 @@ from jaxfl.cli.commands import COMMANDS, study_path
 from jaxfl.cli.words import expand
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.folder import store
+from jaxfl.grid.study_file import usual_folder
 from jaxfl.machine.environment import versions
 from jaxfl.machine.files import below, cache_folder
 from jaxfl.machine.processes import explained_loss, leave
-from jaxfl.runs import store
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
-from jaxfl.runs.study_file import usual_folder
 from jaxfl.terminal import OUT
 
 

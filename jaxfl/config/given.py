@@ -73,7 +73,7 @@ def stated(whose: str, *subjects: type, **options) -> dict[str, Any]:
 
     Args:
       whose: owner of the options, for the message.
-      subjects: the dataclasses that hold them, see `jaxfl.config.commands`.
+      subjects: the dataclasses that hold them, see `jaxfl.config.command_options`.
       **options: by name, as for `divide`.
 
     Raises:

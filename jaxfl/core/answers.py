@@ -18,7 +18,7 @@ from jaxfl.core.client_map import per_group
 from jaxfl.core.flops import Operations
 from jaxfl.core.protocol import BYTES_PER_SCALAR, Cohort, Slots, messages
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.data.streams import DROPOUTS, generator
+from jaxfl.data.generators import DROPOUTS, generator
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Deadline
 

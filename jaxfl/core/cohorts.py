@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation
+from jaxfl.data.generators import NEWCOMERS, generator
 from jaxfl.data.partition import rounded_down
-from jaxfl.data.streams import NEWCOMERS, generator
 
 SPARE = 8  # extra places per device, so that many small clients can balance a large one
 SCORED_AT_ONCE = 256  # clients of a group that are scored at once: their models are in memory together

@@ -14,7 +14,7 @@ from jaxfl.config.options import static
 from jaxfl.data.absent import ABSENT
 from jaxfl.data.normalisation import Moments, normalised, training_moments
 from jaxfl.data.partition import Partition
-from jaxfl.data.public_images import Public
+from jaxfl.data.public import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, beyond_cohort

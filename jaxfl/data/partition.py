@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfl.data import npz
+from jaxfl.data.generators import LABELS, MOST, PUBLIC, ROWS, TEST, VALIDATION, generator
 from jaxfl.data.sources import Source
-from jaxfl.data.streams import LABELS, MOST, PUBLIC, ROWS, TEST, VALIDATION, generator
 from jaxfl.errors import JaxflError
 from jaxfl.machine.files import writing
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from jaxfl.runs.node import Node, Own, node
+from jaxfl.deployed.device import Node, Own, node
 
 app = ClientApp()
 NODES = {}  # of this process, to which Flower gives the messages of several

@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, Re
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from jaxfl.runs.node import sent_first
+from jaxfl.deployed.device import sent_first
 
 app = ServerApp()
 

@@ -1,1 +1,1 @@
-"""Runs as folders: written, resumed, compared, tabulated and drawn."""
+"""One run: its data are prepared, its rounds follow each other, and it goes on after any end."""

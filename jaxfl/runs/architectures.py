@@ -5,9 +5,9 @@ import dataclasses
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.generators import DEVICES, generator
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import of_vectors
-from jaxfl.data.streams import DEVICES, generator
 from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import zoo

@@ -16,13 +16,13 @@ from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
+from jaxfl.folder import code, store
+from jaxfl.folder.config import restore
 from jaxfl.machine import files
 from jaxfl.machine.processes import agree, on_first_process
 from jaxfl.models.model import Model
 from jaxfl.models.named import Arrays, ClientWeights, by_architecture, fit, named
-from jaxfl.runs import code, store
-from jaxfl.runs.config import restore
-from jaxfl.runs.job import at_rest, saved_state
+from jaxfl.runs.engine_job import at_rest, saved_state
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data, prepare
 

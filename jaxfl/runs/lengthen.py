@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from jaxfl.config.commands import Continuation
+from jaxfl.config.command_options import Continuation
 from jaxfl.config.options import check_some
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import depends_on_length
 from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
-from jaxfl.runs import checkpoint, store
-from jaxfl.runs.job import job_of
+from jaxfl.folder import checkpoint, store
+from jaxfl.folder.variant import Variant
+from jaxfl.results.target import stops
+from jaxfl.runs.engine_job import job_of
 from jaxfl.runs.prepare import Data
-from jaxfl.runs.target import stops
-from jaxfl.runs.variant import Variant
 
 
 def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: Data, rounds: int) -> Setup:

@@ -18,11 +18,11 @@ from typing import Any
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.errors import JaxflError
+from jaxfl.folder import store
 from jaxfl.machine.packages import optional
 from jaxfl.machine.processes import on_first_process
-from jaxfl.runs import store
-from jaxfl.runs.measures import COSTS, PER_CLASS, columns
-from jaxfl.runs.target import stops
+from jaxfl.results.measures import COSTS, PER_CLASS, columns
+from jaxfl.results.target import stops
 
 Write = Callable[[dict], None]
 Open = Callable[[Path, dict], contextlib.AbstractContextManager[Write]]

@@ -21,23 +21,24 @@ from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
 from jaxfl.core.window import on_host
+from jaxfl.data import generators as streams
 from jaxfl.data import partition as partitions
-from jaxfl.data import partition_formats, shift, streams
+from jaxfl.data import partition_formats, shift
 from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, without_data
 from jaxfl.data.normalisation import Moments, training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, rule_of_test
-from jaxfl.data.public_images import Public, adapt
+from jaxfl.data.public import Public, adapt
 from jaxfl.data.readers import CLASSES, absolute, load, reader_of, whole
 from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import Source, column, numbered
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.folder import store
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.model import Model
-from jaxfl.runs import store
+from jaxfl.results.measures import check_columns
+from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
-from jaxfl.runs.measures import check_columns
-from jaxfl.runs.target import check_targets
 
 CLIENTS = 20  # default number
 SAMPLE = 16  # images by which a run's images are known again
@@ -429,7 +430,7 @@ def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | 
     choice = setup.run.topology
     if choice == "none":
         return None
-    from jaxfl.data import topology  # here, so that runs without links do not wait for networkx
+    from jaxfl.data import graphs as topology  # here, so that runs without links do not wait for networkx
 
     kept = saved / store.TOPOLOGY if saved and store.holds(saved, store.TOPOLOGY) else None
     if kept or is_edges(choice):

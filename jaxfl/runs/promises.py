@@ -1,7 +1,7 @@
 """Trials of a method: checks on five tiny clients, within seconds, that it keeps every method's promises.
 
-`jaxfl.core.check` checks shapes before every run. This module checks what only shows in numbers: a mean over
-empty places, a client that trains although it is absent, a draw by NumPy that becomes a constant.
+`jaxfl.core.protocol_check` checks shapes before every run. This module checks what only shows in numbers: a
+mean over empty places, a client that trains although it is absent, a draw by NumPy that becomes a constant.
 """
 
 import dataclasses
@@ -16,18 +16,18 @@ import numpy as np
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.core import tree
 from jaxfl.core.advance import with_host_info
-from jaxfl.core.check import check
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
+from jaxfl.core.protocol_check import check
 from jaxfl.core.schedule import at_rate, is_options
 from jaxfl.data.federation import Federation, federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
+from jaxfl.folder.variant import Variant, variant_of
 from jaxfl.mechanisms.sharing import sharing
 from jaxfl.models import zoo
-from jaxfl.runs.variant import Variant, variant_of
 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows: with BatchNorm a single one is no batch
@@ -88,7 +88,7 @@ def tried(variant: Variant) -> Iterable[Found]:
       variant: the method with its options.
 
     Raises:
-      JaxflError: if the method does not keep the protocol, see `jaxfl.core.check`: nothing can be tried then.
+      JaxflError: if the method does not keep the protocol: nothing can be tried then.
     """
     try:
         with own_code():

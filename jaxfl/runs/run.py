@@ -10,21 +10,21 @@ from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
 from jaxfl.core.job import Job
 from jaxfl.errors import JaxflError
+from jaxfl.folder import checkpoint, code, store
+from jaxfl.folder.config import described, restore, restore_setup
+from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.owner import owned
+from jaxfl.folder.variant import Variant, own_setup, provided
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
-from jaxfl.runs import checkpoint, code, store
-from jaxfl.runs.config import described, restore, restore_setup
+from jaxfl.runs.engine_job import fit_to_machine, job_of, saved_state
 from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
-from jaxfl.runs.job import fit_to_machine, job_of, saved_state
 from jaxfl.runs.lengthen import lengthen
 from jaxfl.runs.log import Log
-from jaxfl.runs.moved_paths import moved
+from jaxfl.runs.loop import Run, compilation, proceed
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.owner import owned
 from jaxfl.runs.prepare import Data, images_of, prepare
-from jaxfl.runs.run_loop import Run, compilation, proceed
-from jaxfl.runs.variant import Variant, own_setup, provided
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
       observer: callbacks for progress reports.
 
     Returns:
-      The folder, and the result, see `jaxfl.runs.result.result`.
+      The folder, and the result, see `jaxfl.results.result.result`.
 
     Raises:
       JaxflError: if the folder is not free, the data are not available or do not fit, the method refuses

@@ -23,9 +23,9 @@ from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
 from jaxfl.data.federation import federate
 from jaxfl.errors import JaxflError
+from jaxfl.folder.variant import choose
 from jaxfl.models import zoo
 from jaxfl.runs.prepare import divide
-from jaxfl.runs.variant import choose
 
 TINY = Workload(
     "six clients of ten digits, three a round",
@@ -150,8 +150,8 @@ def test_a_benchmark_that_was_cut_short_continues(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(bench, "measure", one_then_the_end)
     command = ["bench", "tiny", "--no-torch", "--out", str(out)]
-    monkeypatch.setattr("jaxfl.bench.report.table", lambda records: f"{len(records)} in all")
-    monkeypatch.setattr("jaxfl.bench.report.draw", lambda records, path: None)
+    monkeypatch.setattr("jaxfl.bench.output.table", lambda records: f"{len(records)} in all")
+    monkeypatch.setattr("jaxfl.bench.output.draw", lambda records, path: None)
     with pytest.raises(SystemExit):
         main(command)
     assert not out.exists()

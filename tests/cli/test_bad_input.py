@@ -1,7 +1,7 @@
 """Mistakes of users: for each, one sentence says what to correct, and nothing is left behind.
 
 Most cases go through the command. Files may be damaged or malicious: nothing in them is executed, unpickled,
-or written outside of the run folder. `tests/runs/test_faults.py` is about faults during a run.
+or written outside of the run folder. `tests/folder/test_faults.py` is about faults during a run.
 """
 
 import json

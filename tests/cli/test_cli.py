@@ -26,10 +26,11 @@ from jaxfl.config.options import text as text_of
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.folder import config, store
+from jaxfl.folder.variant import choose, provided
 from jaxfl.machine import files
 from jaxfl.models.zoo import MODELS, described
-from jaxfl.runs import config, run_loop, store
-from jaxfl.runs.variant import choose, provided
+from jaxfl.runs import loop as run_loop
 
 
 @pytest.fixture(scope="module", autouse=True)

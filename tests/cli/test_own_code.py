@@ -16,7 +16,7 @@ import pytest
 import jaxfl
 from jaxfl.cli import main
 from jaxfl.config import own_code
-from jaxfl.core.check import checked
+from jaxfl.core.protocol_check import checked
 from jaxfl.registry import METHODS
 
 OWN = Path(__file__).parents[1] / "own"

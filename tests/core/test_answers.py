@@ -17,7 +17,7 @@ from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions
 from jaxfl.machine.clock import Deadline, Device, of_clients, until
-from jaxfl.runs.result import records
+from jaxfl.results.result import records
 
 ROUNDS, KEY = 3, jax.random.key(0)
 DEVICES = of_clients([Device(1.0, 1.0)] * len(CLIENTS), CLIENTS, 0.0, np.random.default_rng(0))

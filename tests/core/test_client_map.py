@@ -11,10 +11,10 @@ from conftest import cohort
 from jaxfl.config.setup import Setup
 from jaxfl.core import engine, flops, loops, memory
 from jaxfl.core.client_map import map_and_sum, map_clients, per_group, visit_clients
+from jaxfl.folder.variant import choose
 from jaxfl.machine.placement import mesh_of
-from jaxfl.runs.job import job_of
+from jaxfl.runs.engine_job import job_of
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.variant import choose
 
 NOTHING = (None, None)
 OWN = (jnp.arange(3.0), jnp.arange(10.0, 12.0))

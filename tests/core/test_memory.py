@@ -12,11 +12,12 @@ from jaxfl.core import engine, memory
 from jaxfl.core.programs import Program
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
-from jaxfl.runs import run, variant
-from jaxfl.runs.job import job_of
-from jaxfl.runs.owner import owned
+from jaxfl.folder import variant
+from jaxfl.folder.owner import owned
+from jaxfl.runs import run
+from jaxfl.runs.engine_job import job_of
+from jaxfl.runs.loop import compilation, proceed
 from jaxfl.runs.prepare import prepare
-from jaxfl.runs.run_loop import compilation, proceed
 
 pytestmark = pytest.mark.usefixtures("optimised_compilation")  # so that programs need as much as for users
 

@@ -16,6 +16,8 @@ from jaxfl.config.options import helps
 from jaxfl.config.setup import PartitionOptions, is_edges, is_saved
 from jaxfl.data import partition, partition_formats
 from jaxfl.data.federation import federate
+from jaxfl.data.generators import TEST as TEST_STREAM
+from jaxfl.data.generators import generator
 from jaxfl.data.partition import divide
 from jaxfl.data.partitioners import (
     PARTITIONS,
@@ -33,8 +35,6 @@ from jaxfl.data.partitioners import (
 )
 from jaxfl.data.pictures import draw
 from jaxfl.data.sources import Source
-from jaxfl.data.streams import TEST as TEST_STREAM
-from jaxfl.data.streams import generator
 from jaxfl.errors import JaxflError
 from jaxfl.models import zoo
 

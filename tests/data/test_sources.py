@@ -17,7 +17,7 @@ from sklearn.model_selection import train_test_split
 from jaxfl.data import folder, kept
 from jaxfl.data.federation import federate
 from jaxfl.data.normalisation import moments, training_moments
-from jaxfl.data.public_images import Public
+from jaxfl.data.public import Public
 from jaxfl.data.readers import absolute, load
 from jaxfl.data.sources import column, from_arrays, numbered, numbers
 from jaxfl.errors import JaxflError

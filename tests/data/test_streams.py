@@ -6,7 +6,7 @@ from conftest import tiny_source
 
 from jaxfl.config.setup import Setup
 from jaxfl.core.answers import draw_dropouts
-from jaxfl.data import streams
+from jaxfl.data import generators as streams
 from jaxfl.runs.prepare import draw_shift
 
 

@@ -5,7 +5,7 @@ import pytest
 from conftest import assert_same
 
 from jaxfl.config.setup import Setup
-from jaxfl.data import topology
+from jaxfl.data import graphs as topology
 from jaxfl.errors import JaxflError
 from jaxfl.runs.prepare import link
 

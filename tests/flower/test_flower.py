@@ -9,8 +9,8 @@ import pytest
 
 from jaxfl import cli
 from jaxfl.core.node import sent_to_all
-from jaxfl.runs import node as nodes
-from jaxfl.runs import store
+from jaxfl.deployed import device as nodes
+from jaxfl.folder import store
 
 CLIENTS = 3
 OPTIONS = (

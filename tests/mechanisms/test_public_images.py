@@ -13,12 +13,12 @@ from jaxfl.core.examples import visiting
 from jaxfl.data import partition
 from jaxfl.data.federation import federate
 from jaxfl.data.partitioners import PARTITIONS, TEST
-from jaxfl.data.public_images import Public, adapt
+from jaxfl.data.public import Public, adapt
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
+from jaxfl.folder.variant import choose, provided
 from jaxfl.mechanisms import public_images as public
 from jaxfl.runs.prepare import check_setup, divide
-from jaxfl.runs.variant import choose, provided
 
 SOURCE = tiny_source()
 KEY = jax.random.key(0)

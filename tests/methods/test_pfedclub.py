@@ -41,7 +41,6 @@ from jaxfl.data.federation import Batch, federate
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import reassembly
 from jaxfl.mechanisms.reassembly import assembly, server, stitching, teachers, tuning
-from jaxfl.mechanisms.reassembly.blocks import Pool
 from jaxfl.mechanisms.reassembly.chain import (
     CompiledParts,
     Part,
@@ -52,6 +51,7 @@ from jaxfl.mechanisms.reassembly.chain import (
     train,
 )
 from jaxfl.mechanisms.reassembly.networks import Network, blocks_of, networks, references, weights_of
+from jaxfl.mechanisms.reassembly.pool import Pool
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.server import assembled, logits_of, take_apart, timed, tuned
 from jaxfl.mechanisms.reassembly.stitching import Stitch

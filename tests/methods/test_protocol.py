@@ -28,15 +28,15 @@ from conftest import (
 
 import jaxfl
 from jaxfl import algorithms, cli, mechanisms
-from jaxfl.core.check import check, checked
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, messages
+from jaxfl.core.protocol_check import check, checked
 from jaxfl.errors import JaxflError
+from jaxfl.folder import store
+from jaxfl.folder.variant import choose
 from jaxfl.registry import METHODS
-from jaxfl.runs import store
 from jaxfl.runs.promises import rates, whole_round, with_rates
-from jaxfl.runs.variant import choose
 from methods.cases import CASES, Case, short
 from methods.rounds import alike, billed, federated, initial, mlp
 

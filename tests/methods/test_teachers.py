@@ -14,7 +14,7 @@ from jaxfl.core.job import Job, traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.core.rounds import as_programs
 from jaxfl.registry import METHODS
-from jaxfl.runs.result import records
+from jaxfl.results.result import records
 from methods.cases import CASES, mnfl
 from methods.recording import by_client
 from methods.rounds import TRAINING, mixed

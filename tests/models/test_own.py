@@ -24,9 +24,9 @@ from jaxfl.mechanisms.reassembly.networks import require_flattening
 from jaxfl.models import Weights, zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
-from jaxfl.models.check import check, noted
 from jaxfl.models.named import by_architecture, fit
 from jaxfl.models.own import from_equinox, from_functions, from_linen, from_nnx
+from jaxfl.models.shape_check import check, noted
 from jaxfl.registry import METHODS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "networks.md"

@@ -10,7 +10,7 @@ from folders import metrics
 
 import jaxfl
 from jaxfl import cli
-from jaxfl.runs import store
+from jaxfl.folder import store
 
 ROUNDS = 2
 FEDERATION = (

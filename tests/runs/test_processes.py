@@ -28,7 +28,7 @@ import jax
 from jaxfl.core import engine
 from jaxfl.runs import prepare as experiment
 from jaxfl.cli import entry
-from jaxfl.runs import checkpoint
+from jaxfl.folder import checkpoint
 
 number, may_write = int(sys.argv[-1]), {!r}
 

@@ -22,10 +22,10 @@ from jaxfl.fl import (
     sharing,
     tree,
 )
+from jaxfl.folder.variant import choose
 from jaxfl.mechanisms.sharing import no_leaf
 from jaxfl.registry import METHODS
 from jaxfl.runs import promises
-from jaxfl.runs.variant import choose
 
 
 @options

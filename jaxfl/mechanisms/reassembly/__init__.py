@@ -17,10 +17,10 @@ Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized
 `server` holds what these steps share in a round. `signatures`, `grouping` and `matching` are plain NumPy.
 """
 
-from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool, describe
 from jaxfl.mechanisms.reassembly.chain import every_part, is_stitch
 from jaxfl.mechanisms.reassembly.matching import match
-from jaxfl.mechanisms.reassembly.options import Reassembly
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
+from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool, describe
+from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, logits_of, size, timed, tuned
 from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers

@@ -16,8 +16,8 @@ from jaxfl.core.examples import sweep, visiting
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.reassembly.blocks import BlockRef
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
+from jaxfl.mechanisms.reassembly.pool import BlockRef
 from jaxfl.models.model import Model, Weights
 
 

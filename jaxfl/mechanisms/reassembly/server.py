@@ -22,7 +22,6 @@ from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms.reassembly import assembly, chain, grouping, tuning
-from jaxfl.mechanisms.reassembly.blocks import BlockRef, Pool
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
 from jaxfl.mechanisms.reassembly.networks import (
     Network,
@@ -32,7 +31,8 @@ from jaxfl.mechanisms.reassembly.networks import (
     references,
     taken_places,
 )
-from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool
+from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.signatures import signatures, similarity
 

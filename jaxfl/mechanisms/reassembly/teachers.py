@@ -32,7 +32,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import own_models, public_images
 from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
 from jaxfl.mechanisms.reassembly.networks import on_one_device, require_flattening
-from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, timed
 
 

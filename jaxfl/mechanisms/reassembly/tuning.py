@@ -11,7 +11,7 @@ import optax
 from jaxfl.data.federation import Federation
 from jaxfl.mechanisms.reassembly.chain import CompiledParts
 from jaxfl.mechanisms.reassembly.networks import on_one_device
-from jaxfl.mechanisms.reassembly.options import Reassembly
+from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.views import view
 
 

@@ -6,12 +6,12 @@ from typing import Any
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.models.build import with_features
-from jaxfl.models.check import check, noted, refuse_module
 from jaxfl.models.model import Model
+from jaxfl.models.shape_check import check, noted, refuse_module
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
-from jaxfl.models.zoo.compfl import cifar_small, fmnist_large, fmnist_small
 from jaxfl.models.zoo.densenet import densenet121, densenet161, densenet169, densenet201
+from jaxfl.models.zoo.experts import cifar_small, fmnist_large, fmnist_small
 from jaxfl.models.zoo.lenet import lenet
 from jaxfl.models.zoo.lenet5 import lenet5
 from jaxfl.models.zoo.mcmahan import mcmahan

@@ -1,0 +1,128 @@
+"""Public images from another data set, brought into the form of the clients' own."""
+
+import hashlib
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl.data.colour import grey
+from jaxfl.data.generators import OTHER_PUBLIC, generator
+from jaxfl.data.sources import Source, of_vectors
+from jaxfl.errors import JaxflError
+
+
+class Public(NamedTuple):
+    """Images that the server and all clients see, besides those of the federation's source.
+
+    Attributes:
+      images: (P, H, W, C) of the source's size and dtype.
+      labels: (P,) int32.
+      labelled: whether the labels mean what the clients' do; otherwise they are not used.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    labelled: bool
+
+
+def adapt(
+    other: Source,
+    source: Source,
+    *,
+    seed: int,
+    size: int | None = None,
+    labels: bool = False,
+    owned: np.ndarray | None = None,
+) -> Public:
+    """Draw public images from another set and give them the size and colours of a source.
+
+    They are resized (bilinear, smoothed where they shrink); a grey image is copied to all channels, and a
+    coloured one becomes grey where the source is. Values stay as they are: clients normalise them as they do
+    their own.
+
+    Args:
+      other: set whose training images are drawn.
+      source: data of the clients.
+      seed: seed of the draw.
+      size: number of images; all by default.
+      labels: whether the labels mean the same in both sets.
+      owned: rows that clients have; images equal to theirs are not public, whatever their order in `other`,
+        also as floats of the same values, or with other channels.
+
+    Raises:
+      JaxflError: if there are too few images, or channels, range of values or number of classes do not fit.
+    """
+    rows = generator(seed, OTHER_PUBLIC).permutation(np.flatnonzero(other.train))
+    if not len(rows):
+        raise JaxflError(f"--public {other.name} has no training images to draw from; take another set.")
+    if owned is not None and other.images.shape[1:3] == source.images.shape[1:3]:
+        theirs = set(map(_digest, source.images[owned]))
+        adapted = (image for part in _parts(rows) for image in _adapted(part, other, source))
+        rows = rows[[_digest(image) not in theirs for image in adapted]]
+        if not len(rows):
+            raise JaxflError(
+                f"--public {other.name}: clients have all of its training images; take another set, or "
+                "--public held-out."
+            )
+    if size is not None and not 1 <= size <= len(rows):
+        raise JaxflError(
+            f"{other.name} has {len(rows)} training images to use as public ones; size= must lie in [1, "
+            f"{len(rows)}], but is {size}."
+        )
+    if labels and other.classes != source.classes:
+        raise JaxflError(
+            f"The public images of {other.name} have {other.classes} classes and the clients' "
+            f"{source.classes}, so their labels do not mean the same; leave out labels=true."
+        )
+    shapes = other.images.shape[1:], source.images.shape[1:]
+    if any(map(of_vectors, shapes)) and shapes[0] != shapes[1]:
+        raise JaxflError(
+            f"The public examples of {other.name} have shape {shapes[0]} and the clients' {shapes[1]}; use "
+            "vectors with the same features."
+        )
+    tops = other.images.max(), source.images.max()
+    if not 0.5 <= tops[0] / tops[1] <= 2:
+        raise JaxflError(
+            f"Values reach {tops[0]} in the public images of {other.name} and {tops[1]} in {source.name}; "
+            "bring both to one scale, or take --public held-out, some of the clients' own set."
+        )
+    rows = rows[:size]
+    images = np.concatenate([_adapted(part, other, source) for part in _parts(rows)])
+    return Public(images, other.labels[rows], labels)
+
+
+def _parts(rows: np.ndarray) -> list[np.ndarray]:
+    """Divide rows, so that only some of their images are floats at a time."""
+    return np.array_split(rows, -(-len(rows) // 1024))
+
+
+def _adapted(rows: np.ndarray, other: Source, source: Source) -> np.ndarray:
+    """Return some images of another set with the size, the channels and the dtype of a source."""
+    *size, channels = source.images.shape[1:]
+    images = _coloured(other.images[rows], channels, other.name)
+    if images.shape[1:3] != tuple(size):
+        images = np.asarray(jax.image.resize(images, (len(rows), *size, channels), "bilinear"))
+    if source.images.dtype == np.uint8:
+        images = np.clip(np.round(images), 0, 255)
+    return images.astype(source.images.dtype)
+
+
+def _digest(image: np.ndarray) -> bytes:
+    """Return a digest that images of equal values share, and others do not."""
+    values = np.ascontiguousarray(image, np.float32) + 0.0  # -0.0 is 0.0
+    return hashlib.blake2b(values.data, digest_size=16).digest()
+
+
+def _coloured(images: np.ndarray, channels: int, name: str) -> np.ndarray:
+    images, given = images.astype(np.float32), images.shape[-1]
+    if given == channels:
+        return images
+    if given == 1:
+        return np.repeat(images, channels, -1)
+    if (given, channels) == (3, 1):
+        return grey(images)
+    raise JaxflError(
+        f"The public images of {name} have {given} channels and the clients' {channels}; convert them, or "
+        "take --public held-out, some of the clients' own set."
+    )

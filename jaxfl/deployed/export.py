@@ -1,0 +1,262 @@
+"""Export of a run's models: arrays as safetensors, and a card that describes them."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from jaxfl.config import choices
+from jaxfl.core import tree
+from jaxfl.data.sources import of_vectors
+from jaxfl.deployed.models import Deployed, Models, Opened
+from jaxfl.errors import JaxflError
+from jaxfl.folder import store
+from jaxfl.folder.config import experiment
+from jaxfl.machine import files, markdown
+from jaxfl.machine.packages import optional
+from jaxfl.models.blocks import BATCH_EPSILON, LAYER_EPSILON
+from jaxfl.models.model import Model
+from jaxfl.runs.architectures import architectures
+
+CARD = "README.md"
+
+
+def export(
+    models: Models, folder: Path, clients: Sequence[int] | int | None, own: Callable[[int], np.ndarray]
+) -> list[Path]:
+    """Write the models that clients of a run deploy.
+
+    Args:
+      models: the run's models.
+      folder: new or empty folder. It gets a card, and a file for each client, or one for all that share a
+        model and number their classes alike.
+      clients: ids of the clients; None for all.
+      own: returns some images of a client, as it sees them.
+
+    Returns:
+      The paths of the files.
+
+    Raises:
+      JaxflError: if safetensors is not installed, the folder holds anything or cannot be written, or a model
+        is not available, see `Models`.
+    """
+    safetensors = optional("safetensors.numpy", "safetensors", "An export")
+    if isinstance(clients, int | np.integer):
+        clients = [int(clients)]
+    chosen = [*dict.fromkeys(map(models.number, range(len(models)) if clients is None else clients))]
+    if not chosen:
+        raise JaxflError("An export of no clients is empty; name some, or leave them out for all.")
+    files.check_empty(folder)
+    models_in: dict[str, list[Deployed]] = {}
+    numbers = models.opened.partition.relabel
+    alike = (numbers == numbers[0]).all()
+    for client in chosen:
+        model = models[client]
+        owner = model.model.name if model.shared and alike else f"client-{model.client}"
+        name = f"{store.file_name(owner)}.safetensors"
+        if name not in models_in:
+            content = safetensors.save(_arrays(model), metadata=_about(models.opened, model))
+            files.write_bytes(folder / name, content)
+        models_in.setdefault(name, []).append(model)
+    files.write_bytes(folder / CARD, _card(models.opened, models.folder, models_in, own).encode())
+    return [folder / name for name in (*models_in, CARD)]
+
+
+def _arrays(model: Deployed) -> dict[str, np.ndarray]:
+    """Return {"block/layer/name": array}."""
+    leaves = tree.by_path(model.weights)
+    return {"/".join(path): np.asarray(leaf, order="C") for path, leaf in leaves.items()}
+
+
+def _about(run: Opened, model: Deployed) -> dict[str, str]:
+    """Return a file's metadata: JSON values by name."""
+    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
+    about = {
+        "method": run.variant.label,
+        "architecture": choices.without_folder(named[run.federation.models.index(model.model)]),
+        "shape": model.images.shape,
+        "dtype": str(model.images.dtype),
+        "mean": np.ravel(model.images.mean).tolist(),
+        "std": np.ravel(model.images.std).tolist(),
+        "classes": model.classes.tolist(),
+        "class_names": _class_names(run),
+    }
+    return {name: json.dumps(value) for name, value in about.items()}
+
+
+def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Callable) -> str:
+    """Return the card of some files, in Markdown; each file holds one model of the clients given with it."""
+    config, method = run.config, run.variant.method
+    options = config["options"]
+    first = {}  # model of each architecture
+    for models in files.values():
+        first.setdefault(models[0].model.name, models[0])
+    tried = {name: _bare(value) for name, value in (experiment(config) | {"seed": options["seed"]}).items()}
+    any_file, (model, *_) = next(iter(files.items()))
+    vectors = of_vectors(model.images.shape)
+    takes = "Vectors, as images of one pixel" if vectors else "Images"
+    train, test = ([*map(len, part)] for part in (run.partition.train, run.partition.test))
+    sees = "as the client sees them" if model.images.shifted else "as the data set has them"
+    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
+    parts = [
+        FRONT.format(task="tabular" if vectors else "image"),
+        f"# {run.variant.label} on {tried['dataset']}",
+        f"What clients deploy after round {run.record['round']} of {options['rounds']} of a federated run, "
+        f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
+        markdown.table(
+            ["file", "architecture", "clients", "their accuracy on their own test rows, %"],
+            [
+                [file, of[0].model.name, _numbers([m.client for m in of]), _percent([m.accuracy for m in of])]
+                for file, of in files.items()
+            ],
+        ),
+        f"## Method\n\n{method.name}: {method.summary}. {method.paper}".strip(),
+        f"```bibtex\n{method.bibtex}\n```" if method.bibtex else "",
+        f"## Data\n\n{tried['dataset']}, divided by `{tried['partition']}` (partition seed "
+        f"{options['partition_seed']}) among {len(train)} clients with {span(train)} training and "
+        f"{span(test)} test rows each; labels are {options['labels']}."
+        + (
+            f" Each client sees images of its own: `{' '.join(options['shift'])}`; "
+            f'`jaxfl.load("{folder}").seen(CLIENT, rows)` makes them.'
+            if options.get("shift")
+            else ""
+        ),
+        f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
+        f"{sees}; each channel is normalised as (value - mean) / std with mean "
+        f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
+        f"`classes[k]` of {tried['dataset']}, listed in the metadata of the file; -1 means none."
+        + (f" Their names are, from 0 on: {', '.join(names)}." if (names := _class_names(run)) else ""),
+        *(_architecture(of.model, of.weights) for of in first.values()),
+        "## How to load",
+        PLAIN.format(file=any_file, sees=sees)
+        + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
+        if all(of.plain(partial(own, of.client)) for models in files.values() for of in models)
+        else BEYOND.format(run=folder, client=model.client),
+        f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _class_names(run: Opened) -> list[str]:
+    return run.config.get("data", {}).get("class_names", [])
+
+
+def _architecture(model: Model, weights: dict) -> str:
+    """Describe a model's blocks in order: shapes in and out, and arrays, BatchNorm's statistics included."""
+    ends = zip(model.shapes, (*model.shapes[1:], model.output), strict=True)
+    shapes = dict(zip(model.names, ends, strict=True))
+    lines = []
+    for block in dict.fromkeys([*model.names, *weights]):
+        leaves = tree.by_path(weights.get(block, {}))
+        arrays = [f"{'/'.join(path)} ({_shape(leaf.shape)})" for path, leaf in leaves.items()]
+        takes, puts_out = (f"({_shape(end)})" for end in shapes.get(block, ("", "")))
+        lines.append([block, takes, puts_out, ", ".join(arrays)])
+    precision = "" if model.precision == "full" else f" It computes in {model.precision}."
+    title = f"## Architecture {model.name}\n\n{model.size:,} parameters.{precision}"
+    return f"{title}\n\n{markdown.table(['block', 'takes', 'puts out', 'arrays'], lines)}"
+
+
+def _layout(named: list[str]) -> str:
+    """Return the layout of these architectures' arrays, or where it is described."""
+    own = sorted({path.name for choice in named if (path := choices.file(choice))})
+    zoo = LAYOUT if any(choices.file(choice) is None for choice in named) else ""
+    return zoo + (OF_FILES.format(files=", ".join(own)) if own else "")
+
+
+def _numbers(clients: list[int]) -> str:
+    """Return client ids as ``0-4, 7``."""
+    runs = []
+    for client in sorted(clients):
+        if runs and client == runs[-1][1] + 1:
+            runs[-1][1] = client
+        else:
+            runs.append([client, client])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _percent(accuracies: list[float | None]) -> str:
+    known = [100 * accuracy for accuracy in accuracies if accuracy is not None]
+    if not known:
+        return "-"  # newcomers
+    low, high = min(known), max(known)
+    return f"{low:.1f}" if low == high else f"{np.mean(known):.1f} ({low:.1f} to {high:.1f})"
+
+
+def span(sizes: list[int]) -> str:
+    """Return the range of sizes as ``20`` or ``20 to 35``."""
+    return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+
+
+def _shape(shape: Sequence) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _bare(value):
+    """Return an option without the folders of absolute paths, which say where the user keeps them."""
+    if isinstance(value, list):
+        return [*map(_bare, value)]
+    return re.sub(r"(^|[=:])/[^,]*/(?=[^,])", r"\1", value) if isinstance(value, str) else value
+
+
+def _list(numbers: np.ndarray) -> str:
+    return ", ".join(f"{number:.6g}" for number in np.ravel(numbers))
+
+
+FRONT = """\
+---
+library_name: jaxfl
+pipeline_tag: {task}-classification
+tags: [federated-learning, personalized-federated-learning]
+---
+"""
+
+PLAIN = """\
+The scores are the outputs of the network with these arrays.
+
+```python
+import json
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from safetensors import safe_open
+
+from jaxfl.models import zoo
+
+with safe_open("{file}", "numpy") as file:
+    about = {{name: json.loads(text) for name, text in file.metadata().items()}}
+    arrays = {{name: file.get_tensor(name) for name in file.keys()}}
+
+x = (images - np.float32(about["mean"])) / np.float32(about["std"])  # images {sees}
+model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]))
+weights = {{name: {{}} for name in model.names}} | unflatten_dict(arrays, sep="/")
+scores, _ = model.apply(weights, weights, x, train=False)  # parameters and statistics: each takes its own
+labels = np.array(about["classes"])[scores.argmax(1)]
+```
+"""
+
+LAYOUT = f"""
+Without jaxfl: in its networks images are (batch, height, width, channels) and are flattened in this order;
+kernels of dense layers are (in, out), those of convolutions (height, width, in, out). BatchNorm computes
+(value - mean) / sqrt(var + {BATCH_EPSILON:g}) * scale + bias; LayerNorm, of vit, adds {LAYER_EPSILON:g}.
+"""
+
+OF_FILES = """
+The networks are made by {files}, from whoever trained them, which must be in the folder where this runs; the
+layout of their arrays and the epsilon of their norms are described there.
+"""
+
+BEYOND = """\
+The method does more with these arrays than pass images through the network once, so they cannot predict
+without the run. If it has arrays that are not weights of the network's blocks, the files lack them. A block
+with several weights has them as `classifier`, `classifier-2`, in the order in which they are applied.
+
+
+```python
+import jaxfl
+
+labels = jaxfl.load("{run}").models[{client}].predict(images)
+```
+"""

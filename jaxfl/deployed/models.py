@@ -1,0 +1,395 @@
+"""The models that clients of a run deploy, which predict on images as the data set has them."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import index
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import jax
+import numpy as np
+
+from jaxfl.config.setup import Setup
+from jaxfl.core.deploy import alone, deployed
+from jaxfl.core.protocol import Predictor
+from jaxfl.data.absent import NotAtHand
+from jaxfl.data.federation import Federation
+from jaxfl.data.normalisation import normalised
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import of_vectors
+from jaxfl.errors import JaxflError
+from jaxfl.folder import code, store
+from jaxfl.folder.config import restore, restore_setup
+from jaxfl.folder.variant import Variant
+from jaxfl.models.applied import applied_weights
+from jaxfl.models.model import Model
+from jaxfl.runs.engine_job import at_rest, saved_state
+from jaxfl.runs.observer import ONLY_WARNINGS
+from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
+
+BATCH = 64  # most images at a time
+
+
+class Images(NamedTuple):
+    """The shape, type and normalisation of a run's images.
+
+    Args:
+      shape: (H, W, C) of an image.
+      dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes.
+      mean: (1, 1, 1, C), mean of the images that clients train on, in raw units.
+      std: (1, 1, 1, C), their standard deviation, in raw units.
+      shifted: whether each client sees images of its own, see `Loaded.seen`.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype
+    mean: np.ndarray
+    std: np.ndarray
+    shifted: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """The model that a client of a run deploys, after one of the run's checkpoints.
+
+    Attributes:
+      client: id of the client.
+      model: the architecture.
+      images: shape, type and normalisation of the images that it takes.
+      relabel: (classes,) int, the output for each class of the data set; -1 if the client lacks the class.
+      accuracy: on the client's test rows, as a fraction, as it was scored; None for a newcomer.
+      predictor: the method's `Predictor`, with the leaves of this client.
+    """
+
+    client: int
+    model: Model
+    images: Images
+    relabel: np.ndarray
+    accuracy: float | None
+    predictor: Predictor
+
+    def __repr__(self) -> str:
+        """Return a line of text with client, architecture and accuracy."""
+        scored = "a newcomer" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %"
+        return f"<client {self.client}'s {self.model.name}, {scored}>"
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The data set's class for which each output stands, (outputs,) int; -1 if there is none."""
+        (known,) = np.nonzero(self.relabel >= 0)
+        classes = np.full(self.model.classes, -1)
+        classes[self.relabel[known]] = known
+        return classes
+
+    @property
+    def shared(self) -> bool:
+        """Whether all clients of the architecture deploy this model."""
+        return not jax.tree.leaves(self.predictor.stacked)
+
+    def predict(self, images: Any) -> np.ndarray:
+        """Predict the most likely class of each image.
+
+        Args:
+          images: (B, H, W, C) as the data set has them: uint8, or floats if the data set has floats. They are
+            normalised here. Grey images may be (B, H, W), and vectors (B, d).
+
+        Returns:
+          (B,) int, labels of the data set, however the client numbers them. They are never classes that the
+          client does not know; -1 where the network chooses an output without a class.
+
+        Raises:
+          JaxflError: if the images have another shape or type.
+        """
+        return self.classes[self.scores(images).argmax(1)]
+
+    def probabilities(self, images: Any) -> np.ndarray:
+        """Return the softmax of the scores by the data set's classes, (B, classes); images as in `predict`.
+
+        It is 0 for a class that the client does not know.
+        """
+        scores = self.scores(images)
+        likely = np.exp(scores - scores.max(1, keepdims=True))
+        likely /= likely.sum(1, keepdims=True)
+        return np.where(self.relabel >= 0, likely[:, self.relabel], 0)
+
+    def scores(self, images: Any) -> np.ndarray:
+        """Return the method's scores of the client's outputs, (B, outputs); images as in `predict`."""
+        return self._over(self.predictor.predict, self.predictor.shared, self.predictor.stacked, images)
+
+    def outputs(self, images: Any) -> dict[str, np.ndarray]:
+        """Return the output of every block of the network; images as in `predict`.
+
+        Returns:
+          {block: (B, ...)}, in the blocks' order. The last but one gives the features (B, d) that the
+          classifier gets.
+
+        Raises:
+          JaxflError: if the images have another shape or type, or a block is applied with several weights.
+        """
+        return dict(
+            zip(self.model.names, self._over(_outputs, self._of_network(), None, images), strict=True)
+        )
+
+    def taps(self, images: Any) -> dict[int, np.ndarray]:
+        """Return the output of every convolution of the network; images as in `predict`.
+
+        Returns:
+          {depth: (B, H, W, C)}, counted from 1 on the main path, without the convolutions of shortcuts. The
+          output is taken after a norm that follows directly, before activation and pooling. For a user's own
+          network: the output of each block with a convolution, if it is a map. Empty without convolutions.
+
+        Raises:
+          JaxflError: as in `outputs`.
+        """
+        return dict(enumerate(self._over(_taps, self._of_network(), None, images), 1))
+
+    @functools.cached_property
+    def weights(self) -> dict[str, dict]:
+        """The weights with which the method applies the network's blocks: {block: {layer: NumPy arrays}}.
+
+        BatchNorm's statistics are beside its parameters. A block that is applied with several weights, as in
+        an ensemble, has an entry for each of them: ``classifier``, ``classifier-2``.
+        """
+        return applied_weights(self.model, self._predict)
+
+    def plain(self, own: Callable[[], np.ndarray]) -> bool:
+        """Return whether the scores are just the outputs of the network with `weights`.
+
+        This is tested on random images, or if the network has no numbers for these (they may stand for ids)
+        on the client's own.
+
+        Args:
+          own: returns images as in `predict`.
+        """
+        if set(self.weights) - set(self.model.names):
+            return False
+        noise = np.random.default_rng(0).normal(size=(8, *self.images.shape))
+        images = self.images.mean + self.images.std * noise
+        images = (images.round().clip(0, 255) if self.images.dtype == np.uint8 else images).astype(
+            self.images.dtype
+        )
+        outputs = self._over(_scores, self._of_network(), None, images)
+        if not np.isfinite(outputs).all():
+            images = own()
+            outputs = self._over(_scores, self._of_network(), None, images)
+        return np.allclose(outputs, self.scores(images), rtol=1e-4, atol=1e-4)
+
+    def _of_network(self) -> dict[str, dict]:
+        """Return `weights` with an entry for every block, empty for a block without weights."""
+        several = sorted(set(self.weights) - set(self.model.names))
+        if several:
+            raise JaxflError(
+                f"Client {self.client} applies blocks of its {self.model.name} with several weights "
+                f"({', '.join(several)}): its outputs are not those of one network; see its `weights`."
+            )
+        return {name: self.weights.get(name, {}) for name in self.model.names}
+
+    def _over(self, function: Callable, shared: Any, own: Any, images: Any) -> Any:
+        """Apply ``function(model, shared, own, x)``, with leaves (B, ...), to raw images in batches."""
+        images = self._checked(images)
+        batch = min(BATCH, 1 << max(0, len(images) - 1).bit_length())  # few lengths mean few programs
+        found = []
+        for start in range(0, max(len(images), 1), batch):
+            part = images[start : start + batch]
+            filled = np.resize(part, (batch, *images.shape[1:]))
+            leaves = _applied(function, self.model, shared, own, filled, self.images.mean, self.images.std)
+            found.append(jax.tree.map(lambda leaf: np.asarray(leaf)[: len(part)], leaves))  # noqa: B023
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+    def _predict(self, model: Model, x):
+        return self.predictor.predict(model, self.predictor.shared, self.predictor.stacked, x)
+
+    def _checked(self, images: Any) -> np.ndarray:
+        try:
+            images, shape, dtype = np.asarray(images), self.images.shape, self.images.dtype
+        except (ValueError, TypeError, jax.errors.TracerArrayConversionError):
+            raise JaxflError(
+                "The images must be one array of numbers that are known, not lists of different lengths, and "
+                "not an argument of jax.jit or jax.vmap."
+            ) from None
+        if images.ndim == 2 and of_vectors(shape):
+            images = images[:, None, None]
+        if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:
+            images = images[..., None]
+        vectors = of_vectors(shape)
+        what = "vectors" if vectors else "images"
+        if images.ndim != 4 or images.shape[1:] != shape:
+            wanted = f"(B, {shape[2]})" if vectors else f"(B, {str(shape)[1:]}"
+            raise JaxflError(f"The model takes {what} {wanted}, but these are {images.shape}.")
+        if dtype.kind == "f" and images.dtype.kind in ("biuf" if vectors else "f"):
+            return images.astype(dtype)
+        if images.dtype != dtype and self.images.shifted:
+            raise JaxflError(
+                f"Client {self.client} sees {what} of its own (--shift), in {dtype}, but these are "
+                f"{images.dtype}; run.seen({self.client}, rows) makes them."
+            )
+        if images.dtype != dtype:
+            whole = " (whole numbers from 0 to 255, not divided by anything)" if dtype == np.uint8 else ""
+            raise JaxflError(
+                f"The model takes {what} as its data set has them, in {dtype}{whole}, and normalises them "
+                f"itself, but these are {images.dtype}."
+            )
+        return images
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _applied(function, model: Model, shared, own, images, mean, std):
+    return function(model, shared, own, normalised(images, mean, std))
+
+
+def _scores(model: Model, weights, _, x):
+    return model.apply(weights, weights, x, train=False)[0]
+
+
+def _outputs(model: Model, weights, _, x):
+    return model.outputs(weights, weights, x, train=False)[0]
+
+
+def _taps(model: Model, weights, _, x):
+    return model.taps(weights, weights, x, tuple(range(1, model.convolution_count + 1)))
+
+
+class Opened(NamedTuple):
+    """A run's checkpoint, and what is needed to interpret it.
+
+    Args:
+      config: the run's configuration.
+      variant: the method.
+      setup: the options.
+      federation: the clients on one device, perhaps without data.
+      partition: the rows of each client.
+      images: their shape, type and normalisation.
+      state: state of the method.
+      record: metrics of the last round before the checkpoint.
+    """
+
+    config: dict
+    variant: Variant
+    setup: Setup
+    federation: Federation
+    partition: Partition
+    images: Images
+    state: Any
+    record: dict
+
+
+class Models(Sequence[Deployed]):
+    """The models of all clients of a run by client id, each made on request.
+
+    The data set must be available only for a method that fits what clients deploy to their images.
+    """
+
+    def __init__(self, folder: Path, variant: Variant | None, changed_code: bool, rounds: int | None = None):
+        """See `jaxfl.deployed.load.Loaded`."""
+        self.folder, self._variant, self._changed_code, self._rounds = folder, variant, changed_code, rounds
+        self._clients = len(store.read_partition(folder).train)
+        self._data = False  # whether to read the data set
+        self._opened: Opened | None = None
+
+    @property
+    def opened(self) -> Opened:
+        """The checkpoint from which the models are made."""
+        if self._opened is None:
+            self._opened = opened(self.folder, self._variant, self._changed_code, self._data, self._rounds)
+        return self._opened
+
+    def __len__(self) -> int:
+        return self._clients
+
+    def __iter__(self) -> Iterator[Deployed]:
+        return (self[client] for client in range(len(self)))
+
+    @overload
+    def __getitem__(self, client: int) -> Deployed: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Deployed]: ...
+    def __getitem__(self, client):
+        """Return a client's model.
+
+        Raises:
+          JaxflError: if there is no such client, the run has no readable checkpoint, the user's own code has
+            changed, or the data set is needed and not available.
+        """
+        if isinstance(client, slice):
+            return [self[i] for i in range(*client.indices(len(self)))]
+        client = self.number(client)
+        try:
+            return self._deployed(client)
+        except NotAtHand:
+            self._data, self._opened = True, None
+            return self._deployed(client)
+
+    def number(self, client: Any) -> int:
+        """Return a client's number from 0, given that or a negative one from the end, such as -1.
+
+        Raises:
+          JaxflError: if there is no such client.
+        """
+        clients = range(len(self))
+        try:
+            return clients[index(client)]
+        except (IndexError, TypeError):
+            raise JaxflError(
+                f"There is no client {client!r}; {self.folder} has clients 0 to {clients[-1]}."
+            ) from None
+
+    def _deployed(self, client: int) -> Deployed:
+        run = self.opened
+        last, rounds = run.record["round"] - 1, run.setup.run.rounds
+        key = jax.random.key(run.setup.run.seed)
+        predictor = deployed(run.variant.algorithm, run.state, run.federation, key, last, rounds, client)
+        _, g = alone(run.federation, client, last, rounds)
+        relabel, accuracy = run.partition.relabel[client], run.record["accuracy"]["per_client"][client]
+        return Deployed(client, run.federation.models[g], run.images, relabel, accuracy, predictor)
+
+
+def opened(
+    folder: Path, variant: Variant | None, changed_code: bool, data: bool, rounds: int | None = None
+) -> Opened:
+    """Read a run's checkpoint.
+
+    Args:
+      folder: the run's folder.
+      variant: its method if that is an object; by default it is found again.
+      changed_code: whether the user's own files may have changed.
+      data: whether to read the data set.
+      rounds: number of rounds done; by default those of the newest checkpoint.
+    """
+    config, metrics = store.read_config(folder), store.read_metrics(folder)
+    then = code.latest(folder, config, metrics)
+    if not changed_code:
+        code.refuse_changed(folder, then)
+    if not code.same_package(then):
+        ONLY_WARNINGS.warned(
+            f"jaxfl has changed since {folder} was computed; its models may predict differently."
+        )
+    setup = restore_setup(folder, config, changed_code)
+    if variant is None:
+        setup, variant = restore(folder, config, changed_code)
+    partition = store.read_partition(folder)
+    if data:
+        try:
+            made = prepare(setup.replace(devices=1), folder)
+        except JaxflError as error:
+            raise JaxflError(f"Models of {variant.label} need the data set: {error}") from error
+        federation, described = made.federation, images_of(made)
+    else:
+        described = config["data"]
+        federation = prepare_without_data(setup, described, partition, folder)
+
+    done, state = saved_state(folder, config, variant, setup, federation, rounds)
+    if not done:
+        raise JaxflError(
+            f"{folder} has no checkpoint yet; its models are available after the first evaluation."
+        )
+    height, width, channels = described["shape"]
+    images = Images(
+        (height, width, channels),
+        np.asarray(federation.mean).dtype if setup.data.shift else np.dtype(described["dtype"]),
+        np.asarray(federation.mean),
+        np.asarray(federation.std),
+        bool(setup.data.shift),
+    )
+    state = at_rest(variant, setup, federation, state)
+    return Opened(config, variant, setup, federation, partition, images, state, metrics[done - 1])

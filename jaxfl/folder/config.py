@@ -1,0 +1,225 @@
+"""The content of config.json: the choices of a run, written and restored."""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxfl import registry
+from jaxfl.config import choices
+from jaxfl.config.options import alternatives, as_path, hints
+from jaxfl.config.setup import MachineOptions, PartitionOptions, Setup, is_edges, is_saved
+from jaxfl.core.training import Training
+from jaxfl.data import readers
+from jaxfl.data.partitioners import rule_of_test
+from jaxfl.errors import JaxflError
+from jaxfl.folder import store
+from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.variant import Variant, variant_of
+
+
+def described(variant: Variant, setup: Setup) -> dict:
+    """Return the choices as a run's configuration holds them, with absolute paths."""
+    return {
+        "method": variant.name,
+        "label": variant.label,
+        "options": _plain(absolute(setup).flat()) | _plain(_with_absolute_paths(vars(variant.config))),
+    }
+
+
+def _with_absolute_paths(value: Any) -> Any:
+    """Return a method's options, of any type, such that they name the same files from everywhere."""
+    match value:
+        case str():
+            return choices.absolute(value)
+        case Path():
+            return as_path(value).resolve()
+        case tuple():
+            return tuple(map(_with_absolute_paths, value))
+        case dict():
+            return {name: _with_absolute_paths(entry) for name, entry in value.items()}
+    return value
+
+
+def absolute(setup: Setup) -> Setup:
+    """Return the same options with absolute paths, which name the same files from every directory."""
+    dataset = readers.absolute(setup.data.dataset)
+    partition = choices.absolute(setup.partition.partition)
+    if is_saved(partition):
+        partition = str(as_path(partition).resolve())
+    elif partition.startswith("listed,"):
+        name, options = choices.split(partition)
+        files = {"file": str(as_path(options["file"]).resolve())} if "file" in options else {}
+        partition = choices.join(name, options | files)
+    public, options = choices.split(setup.data.public)
+    if public not in ("auto", "none", "held-out"):
+        public = readers.absolute(public)
+    edges = choices.absolute(setup.run.topology)
+    if is_edges(edges):
+        edges = str(as_path(edges).resolve())
+    init_from = (str(as_path(place).resolve()) for place in setup.run.init_from)
+    disjoint_from, data_dir = setup.partition.disjoint_from, setup.machine.data_dir
+    return setup.replace(
+        dataset=dataset,
+        public=choices.join(public, options),
+        data_dir=data_dir and as_path(data_dir).absolute(),  # unresolved: a link may change
+        partition=partition,
+        disjoint_from=disjoint_from and as_path(disjoint_from).resolve(),
+        topology=edges,
+        schedule=choices.absolute(setup.run.schedule),
+        models=tuple(map(choices.absolute, setup.run.models)),
+        init_from=tuple(init_from),
+    )
+
+
+def restore(folder: Path, config: dict, changed_code: bool = False) -> tuple[Setup, Variant]:
+    """Restore the setup and the variant that a run's configuration describes.
+
+    Args:
+      folder: the run's folder.
+      config: its configuration.
+      changed_code: whether to use the user's own files where they are now, if they have moved with the run.
+
+    Raises:
+      JaxflError: if they cannot be found again, or their code is in the run folder, which is only data.
+    """
+    if config["method"] is None:
+        raise JaxflError(
+            f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
+            "path/to/file.py:object to resume it."
+        )
+    setup = restore_setup(folder, config, changed_code)
+    config = moved(folder, config, changed_code)
+    method, _ = registry.method(config["method"])
+    known, options = hints(Setup) | hints(method.config), config["options"]
+    for name in options:
+        if name not in known:
+            raise JaxflError(
+                f"{folder / store.CONFIG} does not fit this version of jaxfl, in which {method.name} has no "
+                f"option {name!r}; use jaxfl {config['environment'].get('jaxfl')}, which made the run."
+            )
+    own = {name: value for name, value in options.items() if name not in hints(Setup)}
+    found = variant_of(config["method"], method, method.config(**_restored(method.config, own)))
+    return setup, found._replace(label=config["label"])
+
+
+def restore_setup(folder: Path, config: dict, changed_code: bool = False) -> Setup:
+    """Restore the setup that a run's configuration describes, whatever its method is.
+
+    Raises:
+      JaxflError: if it does not describe a setup, its code is in the run folder, which is only data, or JAX
+        now computes in another precision.
+    """
+    config = moved(folder, config, changed_code)
+    _refuse_code_within(folder, config)
+    _require_same_floats(folder, config)
+    # A missing option is newer than the run, which did what the default says.
+    options = {name: value for name, value in config["options"].items() if name in hints(Setup)}
+    setup = Setup.of(**_restored(Setup, options))
+    setup.check()
+    return setup
+
+
+def experiment(config: dict) -> dict:
+    """Return a run's method and options; runs that share them are repetitions with other seeds.
+
+    Options newer than the run have their defaults. The user's code is not loaded for this.
+    """
+    method = registry.METHODS.get(config["method"])
+    defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
+    options = defaults | config["options"]
+    partition = {name: options[name] for name in ("partition", "test", "test_fraction")}
+    options["test"] = rule_of_test(PartitionOptions(**partition))  # earlier runs kept "auto"
+    if config.get("beyond_target", False):
+        options |= {"stop_at_target": False, "patience": None}
+    incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
+    options = {name: value for name, value in options.items() if name not in incidental}
+    # Methods that came as Python objects are known only by their label.
+    return {"method": config["method"] or config["label"]} | options
+
+
+def at_own_default(config: dict) -> set[str]:
+    """Return the options of local training that a run has at its built-in method's own default."""
+    method = registry.METHODS.get(config["method"])
+    if method is None:
+        return set()
+    usual, own, options = _plain(vars(Training())), _plain(vars(method.config())), config["options"]
+    return {name for name in usual if usual[name] != own[name] == options.get(name, own[name])}
+
+
+def training_of(config: dict) -> dict[str, Any]:
+    """Return the options of local training in which a run differs from its method's defaults."""
+    method = registry.METHODS.get(config["method"])
+    usual, options = _plain(vars(method.config() if method else Training())), config["options"]
+    chosen = {name: options.get(name, usual[name]) for name in hints(Training)}
+    chosen = {name: value for name, value in chosen.items() if value != usual[name]}
+    return _restored(Training, chosen)
+
+
+def own_objects(config: dict) -> dict[Path, set[str]]:
+    """Return the user's Python files in a configuration, and the names of what is used of each of them.
+
+    These are methods, models, data sets, partitions and schedules.
+    """
+    values, found = [config["method"], *config["options"].values()], {}
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    for text in texts:
+        if isinstance(text, str) and (path := choices.file(text)):
+            name, _ = choices.split(text)
+            found.setdefault(path, set()).add(name.rpartition(":")[2])
+    return found
+
+
+def _refuse_code_within(folder: Path, config: dict) -> None:
+    """Refuse code in the run folder, which may come from somebody else: it is read, and never executed."""
+    for path, now in zip(own_objects(config), own_objects(moved(folder, config, code=True)), strict=True):
+        if path != now:
+            raise JaxflError(
+                f"{path}, which {folder} was computed with, is missing, and there is {now}; as both may come "
+                "from somebody else, it is executed only if you add --changed-code (from Python "
+                "changed_code=True), or name it in a command of your own."
+            )
+        if store.inside(path, folder) or not path.is_absolute():
+            raise JaxflError(
+                f"{folder / store.CONFIG} names code in the run folder itself ({path}), which is not "
+                "executed; move that file and give its absolute path."
+            )
+
+
+def _require_same_floats(folder: Path, config: dict) -> None:
+    """Refuse a run whose numbers are double where JAX's are single now, or the other way round."""
+    then, now = config.get("environment", {}).get("float", "float32"), str(jnp.result_type(float))
+    if then != now:
+        raise JaxflError(
+            f"{folder} was computed in {then}, but JAX computes in {now} now; begin with "
+            f"jax.config.update('jax_enable_x64', {then == 'float64'})."
+        )
+
+
+def _plain(options: dict[str, Any]) -> dict:
+    """Convert options to JSON values; the inverse is `_restored`."""
+    return {name: _json(value) for name, value in options.items()}
+
+
+def _json(value: Any) -> Any:
+    match value:
+        case Path():
+            return str(value)
+        case tuple():
+            return list(value)
+    return value
+
+
+def _restored(cls: type, values: dict) -> dict[str, Any]:
+    """Convert JSON values to the options of a dataclass."""
+    annotations = hints(cls)
+
+    def restored(name, value):
+        match value:
+            case list():
+                return tuple(value)
+            case str() if Path in alternatives(annotations[name]):
+                return Path(value)
+        return value
+
+    return {name: restored(name, value) for name, value in values.items()}

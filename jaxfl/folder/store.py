@@ -1,0 +1,477 @@
+"""Run folders, each of which holds all that a report or a resume needs.
+
+Its files are
+
+    config.json      options, models, versions, device, fingerprints of the code
+    code/round-1/    the user's own source files, read and never executed; code/round-7/ if others took over
+                     at that round
+    partition.npz    the rows of each client; clients.csv, partition.png: the same for people
+    topology.txt     the edges between clients, for methods without a server
+    initial.npz      initial weights, if they were given
+    metrics.jsonl    one object per round, flushed
+    checkpoints/     one folder per checkpoint, named by the rounds done
+    matrices/        an .npz per checkpoint, for methods that know about pairs of clients
+    embeddings/      the same for methods that describe clients by vectors
+    result.json      the summary, once the run has ended
+    owner.json       the process that runs it, while there is one
+    curves.png, loss.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the
+                     method's own pictures
+    tensorboard/, wandb/  logs, if asked for
+
+A process may be killed at any moment. So what a resume reads is written as NAME.part and moved to its place
+when complete, except metrics.jsonl, whose lines are read up to the first incomplete one. Of several processes
+only the first reads and writes the folder, and broadcasts what it has read. But all of them read checkpoints,
+and each writes its shard of what is divided among them.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfl.data import npz
+from jaxfl.data import partition as partitions
+from jaxfl.data.partition import Partition
+from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+from jaxfl.folder import schema
+from jaxfl.machine.files import (
+    as_json,
+    below,
+    reads,
+    replacing,
+    require_utf8,
+    unfinished,
+    write_texts,
+    writes,
+)
+from jaxfl.machine.processes import on_first_process
+
+CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
+STUDY = "study.csv"
+TOPOLOGY = "topology.txt"
+INITIAL = "initial.npz"
+OF_END = "newcomers"  # only in the metrics of a run's last round
+# Options that a run may change, and where its configuration keeps their first values.
+BEGUN = {"rounds": "begun_for", "devices": "begun_on", "data_dir": "begun_in"}
+LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
+OWNER, TURN, COMMAND, END = "owner.json", "turn.lock", "command.json", "comparison.json"
+CHECKPOINTS, CODE = "checkpoints", "code"
+ABOUT_CLIENTS = ("matrices", "embeddings")
+LOGS = ("tensorboard", "wandb")
+
+
+@writes
+def check_free(folder: Path) -> None:
+    """Refuse a folder for a new run that is in use.
+
+    Raises:
+      JaxflError: if it holds anything except what killed starts left behind, or has a name that checkpoints
+        cannot have.
+    """
+    require_utf8(folder)
+    if (folder / CONFIG).exists():
+        raise JaxflError(
+            f"{folder} already holds a run; choose another --run-dir, or continue it with "
+            f"`jaxfl resume {shlex.quote(str(folder))}` (from Python jaxfl.load({str(folder)!r}) opens it, "
+            f"jaxfl.resume({str(folder)!r}) continues it, and another run_dir begins anew)."
+        )
+    if folder.exists() and not (folder.is_dir() and all(map(_of_no_run, below(folder)))):
+        raise JaxflError(f"{folder} already holds something else; choose another --run-dir.")
+
+
+def _of_no_run(path: Path) -> bool:
+    """Return whether a path is of a run about to begin, or killed before it had a configuration."""
+    begun = [folder for folder in path.parents if unfinished(folder / CONFIG).exists()]
+    fits = path.is_dir() or path.name in (OWNER, TURN)
+    return fits or any(not (folder / CONFIG).exists() for folder in begun)
+
+
+@writes
+def create(folder: Path) -> None:
+    """Make a folder for a new run.
+
+    Raises:
+      JaxflError: if it is in use, or cannot be written.
+    """
+    check_free(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = unfinished(folder / CONFIG)  # a name that no reader looks for
+    probe.write_text("")
+    probe.unlink()
+
+
+@writes
+def begin(
+    folder: Path, config: dict, partition: Partition, source: Source, links: Any, initial: dict[str, Any]
+) -> None:
+    """Make the folder of a new run.
+
+    Args:
+      folder: the run's folder.
+      config: its configuration, see `jaxfl.folder.config`.
+      partition: the rows of each client.
+      source: the data set of these rows.
+      links: (N, N) bool, which clients are linked; (0, 0) without a graph.
+      initial: initial weights as named arrays; none if all are fresh.
+    """
+    create(folder)
+    with replacing(folder / CONFIG) as file:  # in place last, which makes the folder a run
+        file.write(as_json(config))
+        keep_code(folder, 1, config["code"])
+        partitions.save(partition, source, folder / PARTITION)
+        if links.size:
+            from jaxfl.data import (
+                graphs as topology,  # here, so that runs without links do not wait for networkx
+            )
+
+            (folder / TOPOLOGY).write_text(topology.as_text(np.asarray(links)))
+        if initial:
+            with (folder / INITIAL).open("wb") as arrays:
+                np.savez(arrays, **initial)
+
+
+@writes
+def lengthen(folder: Path, config: dict, rounds: int) -> None:
+    """Let a run continue past its end.
+
+    Args:
+      folder: the run's folder.
+      config: configuration with more rounds; checkpoints stay marked with the first number.
+      rounds: number of rounds done that are kept.
+    """
+    old = _read_json(folder / CONFIG, schema.CONFIG)
+    (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result counts as stopped
+    kept = trim(folder, rounds)
+    _replace_metrics(folder, [{name: record[name] for name in record if name != OF_END} for record in kept])
+    with replacing(folder / CONFIG) as file:
+        file.write(as_json({BEGUN["rounds"]: old["options"]["rounds"]} | old | config))
+
+
+@writes
+def change(folder: Path, option: str, value: Any) -> dict:
+    """Change an option of `BEGUN` in a run's configuration, which keeps the first value as well.
+
+    Returns:
+      The new configuration.
+    """
+    old = _read_json(folder / CONFIG, schema.CONFIG)
+    config = {BEGUN[option]: old["options"].get(option)} | old
+    config |= {"options": old["options"] | {option: value}}
+    with replacing(folder / CONFIG) as file:
+        file.write(as_json(config))
+    return config
+
+
+@writes
+def keep_code(folder: Path, round_: int, code: dict) -> None:
+    """Copy the user's files that compute a run from some round on."""
+    paths = [Path(path) for path in code["files"]]
+    root = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    for path in paths:
+        copy = folder / CODE / f"round-{round_}" / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+@writes
+def discard(folder: Path) -> None:
+    """Undo `begin`."""
+    shutil.rmtree(folder, ignore_errors=True)  # the run reports an error of its own
+
+
+@on_first_process
+def free_folder(name: str, dataset: str = "") -> Path:
+    """Return the first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""
+    dataset = dataset.partition(",")[0]
+    if "." in dataset:  # a file: its folder and its ending do not matter
+        dataset = Path(dataset).stem
+    stem = "-".join(filter(None, [name, *re.split("[/:]", dataset)]))
+    folder, number = Path("runs") / stem, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{stem}-{number}", number + 1
+    return folder
+
+
+def file_name(label: str) -> str:
+    """Return a label as the name of a file or a folder, which file systems limit to 255 bytes."""
+    name = "".join(mark if mark.isalnum() or mark in "-_=.+" else "-" for mark in label)
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    begins = name.encode()[: LONGEST_NAME - 9].decode(errors="ignore")
+    return f"{begins}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+
+
+def report_folder(folders: list[Path]) -> Path:
+    """Return where a report on some folders goes: into the folder if there is only one."""
+    return folders[0] if len(folders) == 1 else free_folder("report")
+
+
+@reads
+def holds(folder: Path, name: str) -> bool:
+    """Return whether a folder holds the file `name`."""
+    return (folder / name).exists()
+
+
+@reads
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of a comparison's runs, finished or not."""
+    return [path.parent for path in sorted(folder.glob(f"*/seed-*/{CONFIG}"))]
+
+
+@writes
+def keep_command(folder: Path, asked: dict) -> None:
+    """Write what a comparison was asked for, which begins or goes on: its last end counts no more."""
+    (folder / END).unlink(missing_ok=True)
+    write_texts(folder, {COMMAND: as_json(asked).decode()})
+
+
+@writes
+def discard_command(folder: Path) -> None:
+    """Remove the folder of a comparison of which no run has begun."""
+    (folder / COMMAND).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # there is none, or it holds something else
+        folder.rmdir()
+
+
+@reads
+def read_command(folder: Path) -> dict:
+    """Return what a comparison was asked for, see `jaxfl.grid.compare.resume`.
+
+    Raises:
+      JaxflError: if the folder does not hold that, or the file is damaged.
+    """
+    return _read_json(folder / COMMAND, schema.COMMAND)
+
+
+@reads
+def finished_below(folder: Path) -> bool:
+    """Return whether any run in a folder or below has finished."""
+    return any(below(folder, RESULT))
+
+
+@reads
+def end_of(folder: Path) -> dict:
+    """Return how a comparison last ended: the failures of runs, ...; nothing while it goes on."""
+    return _read_json(folder / END, schema.END) if (folder / END).exists() else {}
+
+
+@reads
+def finished_in(folders: list[Path]) -> list[Path]:
+    """Return the folders of all finished runs in some folders or below, each once.
+
+    They are in the order of the given folders. Within one, they are in the order in which its comparison
+    names the methods, or else in the order in which they began.
+
+    Raises:
+      JaxflError: if one of the given folders has none.
+    """
+    ended, places = {}, {}
+
+    def place(run):
+        comparison = run.parent.parent
+        if comparison not in places:
+            places[comparison] = []
+            with contextlib.suppress(JaxflError):  # it may be damaged while results are not
+                places[comparison] = _read_json(comparison / END, schema.END).get("order", [])
+        order, config = places[comparison], run / CONFIG
+        known = order.index(run.parent.name) if run.parent.name in order else len(order)
+        return known, config.stat().st_mtime if config.exists() else 0.0, run
+
+    for folder in folders:
+        found = sorted({path.parent.resolve() for path in below(folder, RESULT)}, key=place)
+        if not found:
+            raise JaxflError(f"There is no finished run in {folder}.")
+        ended |= dict.fromkeys(found)
+    return list(ended)
+
+
+@reads
+def unfinished_in(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of runs in some folders or below that have begun, but not finished."""
+    begun = {path.parent for folder in folders for path in below(folder, PARTITION)}
+    return sorted(run for run in begun if (run / CONFIG).exists() and not (run / RESULT).exists())
+
+
+def _read_json(path: Path, form: dict) -> dict:
+    if not path.is_file():
+        if (path.parent / STUDY).exists():
+            raise JaxflError(f"{path.parent} is a study; name a comparison in it, or read its runs.csv.")
+        if next(path.parent.glob(f"*/seed-*/{CONFIG}"), None):
+            raise JaxflError(
+                f"{path.parent} is a comparison; name one of the runs in it, METHOD/seed-S, or repeat its "
+                "command to go on with all of them."
+            )
+        if one := next(path.parent.glob(f"seed-*/{CONFIG}"), None):
+            raise JaxflError(f"{path.parent} holds a method's runs; name one of them, such as {one.parent}.")
+        if not path.parent.exists():
+            raise JaxflError(f"There is no folder {path.parent}.")
+        raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
+    text = path.read_bytes()
+    try:
+        value = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise _damaged(path, error) from None
+    if not schema.fits(value, form):
+        raise _damaged(path, "entries are missing or of the wrong type")
+    return value
+
+
+def _damaged(path: Path, how: str | Exception) -> JaxflError:
+    return JaxflError(f"{path} is damaged ({how}); restore it from a copy.")
+
+
+@reads
+def read_config(folder: Path) -> dict:
+    """Read a run's configuration.
+
+    Raises:
+      JaxflError: if the folder holds no run or a link that leads out of it, or the file is damaged.
+    """
+    if not (folder / CONFIG).exists() and unfinished(folder / CONFIG).exists():
+        raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
+    _refuse_links(folder)
+    return _read_json(folder / CONFIG, schema.CONFIG)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse links out of a run folder, which may come from somebody else: a resume writes and deletes there.
+
+    Links within log folders are allowed: W&B links to its cache.
+    """
+    for entry in folder.glob("*"):
+        for path in (entry, *(below(entry) if entry.name not in LOGS else ())):
+            if path.is_symlink() and not (path.exists() and inside(path, folder)):
+                raise JaxflError(
+                    f"{path} is a link that leads out of the run folder or nowhere; replace it with what it "
+                    "points to."
+                )
+
+
+def inside(path: Path, folder: Path) -> bool:
+    """Return whether a path is in a folder when links are followed, which may form a cycle."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+@reads
+def checksums(folder: Path) -> tuple[tuple, str]:
+    """Return what tells a run's data from others, labels and images, and the checksum of its partition."""
+    sample = read_config(folder)["data"].get("sample", [0.0])
+    moments = [f"{moment(sample):.4g}" for moment in (np.mean, np.std)]  # readers may differ by a grey level
+    arrays = npz.read(folder / PARTITION, required=("checksum",))
+    rows = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
+    return (int(arrays["checksum"]), *moments), rows.hexdigest()
+
+
+@reads
+def read_finished(folder: Path) -> tuple[dict, list[dict]]:
+    """Read a finished run's result, and the metrics of all its rounds.
+
+    Raises:
+      JaxflError: if one of them is missing or damaged.
+    """
+    result, metrics = _read_json(folder / RESULT, schema.RESULT), read_metrics(folder)
+    if not 0 < len(metrics) == result["rounds"]:
+        known = f"{len(metrics)} of {result['rounds']} rounds can be read"
+        raise JaxflError(
+            f"{folder / METRICS} is damaged ({known}); restore it from a copy, or delete {folder / RESULT} "
+            f"and resume {folder} to compute the missing ones."
+        )
+    return result, metrics
+
+
+@writes
+def append_metrics(folder: Path, records: list[dict]) -> None:
+    """Append one line per round and flush it to the disk."""
+    with (folder / METRICS).open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@writes
+def write_about_clients(folder: Path, kind: str, rounds: int, arrays: dict[str, Any]) -> None:
+    """Write a method's matrices or embeddings after some rounds, by name."""
+    path = folder / kind / f"{rounds}.npz"
+    path.parent.mkdir(exist_ok=True)
+    with replacing(path) as file:
+        np.savez_compressed(file, **arrays)
+
+
+@reads
+def read_about_clients(folder: Path, kind: str, rounds: int | None = None) -> dict[str, np.ndarray]:
+    """Read what `write_about_clients` wrote, by default last; nothing if the method has none."""
+    numbers = [int(path.stem) for path in (folder / kind).glob("*.npz") if path.stem.isdecimal()]
+    last = max(numbers, default=0) if rounds is None else rounds
+    return npz.read(folder / kind / f"{last}.npz", required=()) if numbers else {}
+
+
+@reads
+def read_partition(folder: Path) -> Partition:
+    """Read a run's partition without its data."""
+    return partitions.read(folder / PARTITION)
+
+
+@reads
+def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
+    """Read the records of the first `rounds` rounds, all by default.
+
+    They end before a damaged line, which a crash has cut short or somebody has changed.
+    """
+    path = folder / METRICS
+    lines = path.read_bytes().splitlines()[:rounds] if path.exists() else []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (RecursionError, ValueError):
+            break
+        if not schema.fits(record, schema.ROUND) or record["round"] != len(records) + 1:
+            break
+        records.append(record)
+    return records
+
+
+def _number(path: Path) -> str:
+    return path.name.removeprefix("round-")
+
+
+@writes
+def trim(folder: Path, rounds: int) -> list[dict]:
+    """Drop what was written after `rounds` rounds, before a run continues from a checkpoint.
+
+    Returns:
+      The records that are left.
+    """
+    kept = read_metrics(folder, rounds)
+    _replace_metrics(folder, kept)
+    for path in (path for kind in ABOUT_CLIENTS for path in (folder / kind).glob("*.npz")):
+        if not path.stem.isdecimal() or int(path.stem) > rounds:
+            path.unlink()
+    for path in (folder / CODE).glob("round-*"):
+        if not _number(path).isdecimal() or int(_number(path)) > max(1, rounds):
+            shutil.rmtree(path)
+    return kept
+
+
+def _replace_metrics(folder: Path, records: list[dict]) -> None:
+    with replacing(folder / METRICS) as file:
+        file.writelines(f"{json.dumps(record)}\n".encode() for record in records)
+
+
+def fingerprint(config: dict) -> str:
+    """Return a hash of a configuration: the method and all its options, as the run was begun."""
+    options = dict(config["options"])
+    for name, begun in BEGUN.items():
+        if begun in config:
+            options[name] = config[begun]
+    chosen = {"method": config["method"], "options": options}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

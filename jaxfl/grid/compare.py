@@ -1,0 +1,455 @@
+"""Comparison of methods on one federation: same partition, cohorts and initial weights, several seeds."""
+
+import dataclasses
+import itertools
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import jax
+
+from jaxfl.config import choices
+from jaxfl.config.setup import Setup, is_saved
+from jaxfl.data.sources import Source
+from jaxfl.deployed.load import load as open_run
+from jaxfl.errors import JaxflError, without_traceback
+from jaxfl.folder import checkpoint, store
+from jaxfl.folder.config import described, restore
+from jaxfl.folder.owner import in_turn, is_owned, owned
+from jaxfl.folder.variant import Variant, provided
+from jaxfl.grid.batch import batches, refused, run_batch
+from jaxfl.grid.comparison import Comparison, by_label
+from jaxfl.grid.plan import (
+    Planned,
+    Runs,
+    check_code,
+    check_distinct,
+    check_folder,
+    has_finished,
+    is_shorter,
+    plan,
+    require_own,
+)
+from jaxfl.machine import files
+from jaxfl.machine.environment import environment
+from jaxfl.machine.processes import agree
+from jaxfl.results.measures import check_columns
+from jaxfl.results.paired import label_of, matching_label
+from jaxfl.results.report import report
+from jaxfl.results.result import NO_VALIDATION
+from jaxfl.results.table import Table
+from jaxfl.results.tuned import apart, check_tuned
+from jaxfl.runs.init_from import start_from
+from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
+from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
+from jaxfl.runs.log import Log
+from jaxfl.runs.observer import ONLY_WARNINGS, Observer
+from jaxfl.runs.prepare import Data, check_setup, load_source, prepare, seed_draws
+
+
+def compare(
+    variants: Sequence[Variant],
+    setup: Setup,
+    seeds: int = 1,
+    folder: Path | None = None,
+    *,
+    partition_seeds: int = 1,
+    hide: Collection[str] = (),
+    tune: Sequence[str] = (),
+    select: str = "last",
+    against: str | None = None,
+    log: Sequence[str | Callable] = (),
+    changed_code: bool = False,
+    max_seconds: float | None = None,
+    beside: bool = False,
+    only: Collection[str] | None = None,
+    observer: Observer = ONLY_WARNINGS,
+) -> Comparison:
+    """Start or continue all runs, and write a table and pictures of those that finish.
+
+    Args:
+      variants: methods to compare. Runs that differ only in seeds and rates share a program where possible.
+      setup: the options of every run except the seed; what it is to `show` are further columns of the table.
+      seeds: number of repetitions of each variant, with seed, seed + 1, ...
+      folder: new folder, or that of an earlier comparison with the same options, which is continued; by
+        default runs/compare-DATASET. Runs with fewer rounds go on to as many.
+      partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
+      hide: usual columns that the table is to leave out, see `jaxfl.results.table.tabulate`.
+      tune: options; of the variants that differ only in these, the best one stays, see `jaxfl.results.tuned`.
+      select: the evaluation that its accuracies are of, see `jaxfl.results.result.selected`.
+      against: name or label of a variant, without what is tuned. Once all of its runs have finished, a
+        further column shows how much more accurate the others are, see `jaxfl.results.paired`.
+      log: further destinations of the metrics, see `Log`.
+      changed_code: whether to go on although the user's own files have changed.
+      max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
+      beside: whether the folder may hold other runs, which stay unchanged and are in no table.
+      only: labels of the variants to train, by default all; other processes train the rest. The table has
+        what all of them have finished.
+      observer: callbacks for progress reports.
+
+    Raises:
+      JaxflError: if a method is named twice, an option does not fit, the data are not available, `against`
+        is none of the methods, the folder holds anything else, or runs of changed user files, another process
+        was given something else to compare, a run's configuration is damaged, or the table cannot be written.
+        A run that fails, and a partition that is impossible, do not end the others.
+      Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
+    """
+    _check_seeds(setup, seeds, partition_seeds)
+    check_columns(setup.machine.show)
+    check_tuned(tune, itertools.chain(*(choices.split(variant.label)[1] for variant in variants)))
+    if against is not None:
+        against = _named(against, [each._replace(label=apart(each.label, tune)[0]) for each in variants])
+    follow, setup = Log(log), provided(setup, variants)
+    validates = "--select validation" if select == "validation" else "--tune" if tune else None
+    if validates and not is_saved(setup.partition.partition):
+        _require_validation(validates, bool(setup.partition.validation_fraction))
+    folder = folder or store.free_folder("compare", setup.data.dataset)
+    planned = plan(folder, variants, setup, seeds, partition_seeds)
+    check_distinct(variants)
+    mine = {run: entry for run, entry in planned.items() if only is None or entry.variant.label in only}
+    runs = [(run.absolute(), described(*entry[:2]), run in mine) for run, entry in planned.items()]
+    agree("options", (runs, beside, changed_code))
+    check_folder(folder, planned, beside)
+    check_code(folder, mine, changed_code, observer.warned)
+
+    def watch(run, new, kept=False):
+        entry, tell = mine[run], observer.kept if kept else observer.progressed
+        tell(f"{entry.variant.label}, {_draw_in_words(entry, partition_seeds > 1)}", new)
+        if not kept:  # a run that had finished was logged then
+            follow(run, new)
+
+    asked = {
+        "seeds": seeds,
+        "partition_seeds": partition_seeds,
+        "hide": list(hide),
+        "tune": list(tune),
+        "select": select,
+        "against": against,
+        "beside": beside,
+        "methods": [described(variant, setup) for variant in variants],
+        "environment": environment() | {"folder": str(folder.resolve())},
+    }
+    if not mine:
+        observer.said("All methods are left to other parts.")
+    with follow, limited(max_seconds):
+        errors = _run_partitions(folder, asked, planned, mine, setup, validates, watch, observer)
+    with in_turn(folder):
+        finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
+        failures = _failure_sentences(mine, {run: e for run, e in errors.items() if run not in finished})
+        shown = setup.machine.show, hide, tune, setup.run.target, against, select
+        table = _conclude(folder, planned, finished, mine, failures, *shown)
+    objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
+    opened = [
+        dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
+        for run in planned
+        if store.holds(run, store.CONFIG) and (run in finished or not store.holds(run, store.RESULT))
+    ]
+    if not opened:
+        store.discard_command(folder)
+    return Comparison(folder, table, by_label(opened), failures)
+
+
+def resume(
+    folder: Path,
+    *,
+    log: Sequence[str | Callable] = (),
+    changed_code: bool = False,
+    max_seconds: float | None = None,
+    observer: Observer = ONLY_WARNINGS,
+    **changed,
+) -> Comparison:
+    """Go on with a comparison as its folder says that it was asked for.
+
+    Args:
+      folder: the comparison's folder.
+      log: see `compare`.
+      changed_code: see `compare`.
+      max_seconds: see `compare`.
+      observer: see `compare`.
+      **changed: options of the setup that differ from now on; None for one that does not.
+
+    Raises:
+      JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.
+    """
+    asked = store.read_command(folder)
+    where = {"environment": asked.pop("environment")}
+    methods = [restore(folder, where | method, changed_code) for method in asked.pop("methods")]
+    (setup, _), *_ = methods
+    setup = setup.replace(**{name: value for name, value in changed.items() if value is not None})
+    how = {"log": log, "changed_code": changed_code, "max_seconds": max_seconds, "observer": observer}
+    return compare([variant for _, variant in methods], setup, folder=folder, **asked, **how)
+
+
+def _check_seeds(setup: Setup, seeds: int, partition_seeds: int) -> None:
+    for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
+        if number < 1:
+            raise JaxflError(f"--{name} must be at least 1, not {number}.")
+    if partition_seeds > 1 and is_saved(setup.partition.partition) and not seed_draws(setup):
+        raise JaxflError(
+            f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
+        )
+
+
+def _require_validation(option: str, there: bool) -> None:
+    if not there:
+        raise JaxflError(f"{option}: {NO_VALIDATION}")
+
+
+def _run_partitions(
+    folder: Path,
+    asked: dict,
+    planned: Runs,
+    mine: Runs,
+    setup: Setup,
+    validates: str | None,
+    watch: Callable,
+    observer: Observer,
+) -> dict[Path, JaxflError]:
+    """Start or continue some runs of a comparison, partition by partition, since data may not fit together.
+
+    Returns:
+      The error of every run that does not finish.
+    """
+    of_partition = {}
+    for run, entry in mine.items():
+        of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
+    errors, impossible, source, introduced, left = {}, 0, None, False, len(mine)
+    with deferred() as request:
+        for number, these in of_partition.items():
+            if stop := request.made:
+                raise _stopped(folder, planned, stop)
+            if all(has_finished(run, entry) for run, entry in these.items()):  # no data are needed
+                errors |= _kept(these, watch)
+                left -= len(these)
+                continue
+            setup = setup.replace(partition_seed=number)
+            if source is None:
+                check_setup(setup)
+                source = load_source(setup)
+            data = None  # the last partition's data go: the next ones need the memory
+            try:
+                data, saved = _data_of(planned, setup, source, validates)
+                if not introduced:
+                    observer.prepared(setup, data, left)
+                    introduced = True
+                else:
+                    observer.said(f"partition_seed {number}")
+                data = start_from(data, setup, saved, observer)
+                _lengthen(these, data, observer.said)
+            except JaxflError as error:  # of this partition; others may be possible
+                impossible += 1
+                # None is left, or another process may not have failed.
+                if impossible == len(of_partition) or jax.process_count() > 1:
+                    raise
+                unfinished = [run for run, entry in these.items() if not has_finished(run, entry)]
+                errors |= dict.fromkeys(unfinished, without_traceback(error))
+                observer.said(f"Left out: partition_seed {number}: {error}")
+                left -= len(these)
+                continue
+            store.keep_command(folder, asked)
+            errors |= _run_all(folder, these, planned, data, watch, observer)
+    return errors
+
+
+def _data_of(planned: Runs, setup: Setup, source: Source, validates: str | None) -> tuple[Data, Path | None]:
+    """Return the data of a setup's partition, and a begun run that has saved it.
+
+    Args:
+      planned: all runs.
+      setup: that of the partition.
+      source: the data set.
+      validates: the option that needs validation rows, if one does.
+
+    Raises:
+      JaxflError: if the partition is impossible, or lacks the validation rows that an option needs.
+    """
+    number = setup.partition.partition_seed
+    begun = [run for run, entry in planned.items() if entry.setup.partition.partition_seed == number]
+    saved = next((run for run in begun if store.holds(run, store.CONFIG)), None)
+    data = prepare(setup, saved, source)
+    if validates:
+        _require_validation(validates, any(map(len, data.partition.validation)))
+    return data, saved
+
+
+def _kept(planned: Runs, watch: Callable) -> dict[Path, JaxflError]:
+    """Watch runs that have finished; return the error of each that cannot be read."""
+    errors = {}
+    for run in planned:
+        try:
+            watch(run, store.read_finished(run)[1], kept=True)
+        except JaxflError as error:
+            errors[run] = error
+    return errors
+
+
+def _has_ended(run: Path, entry: Planned) -> bool:
+    """Return whether a run has finished with all rounds planned, and can be read."""
+    try:
+        return has_finished(run, entry) and bool(store.read_finished(run))
+    except JaxflError:
+        return False
+
+
+def _conclude(
+    folder: Path,
+    planned: Runs,
+    finished: Sequence[Path],
+    mine: Runs,
+    failures: list[str],
+    show: Sequence[str],
+    hide: Collection[str],
+    tune: Sequence[str],
+    target: Sequence[float],
+    against: str | None,
+    select: str,
+) -> Table | None:
+    """Write the table and the pictures of the finished runs, and how the comparison ended."""
+    notes = _left_out(failures)
+    elsewhere = planned.keys() - mine.keys() - set(finished)
+    if elsewhere:
+        notes.append(f"Not finished, left to other parts: {len(elsewhere)} of {len(planned)} runs.")
+    if against is not None and against not in _complete_labels(planned, finished, tune):
+        notes.append(f"Nothing is compared with {against}: not all runs have finished.")
+        against = None
+    chosen = {"select": select, "hide": hide, "tune": tune}
+    table = report(finished, folder, show, target, against, notes, **chosen) if finished else None
+    # Where another process is at work, the comparison has not ended.
+    at_work = any(is_owned(run) for run in planned if run not in finished)
+    if store.runs_in(folder) and not at_work:
+        order = list(dict.fromkeys(run.parent.name for run in planned))
+        end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
+        end |= {"select": select, "tune": list(tune)}
+        files.write_json(folder / store.END, end)
+    return table
+
+
+def _named(against: str, variants: Sequence[Variant]) -> str:
+    """Return the label of the variant to compare with, given its label or its command-line name."""
+    labels = {variant.label: choices.split(variant.label)[1] for variant in variants}
+    in_files = {
+        choices.join(variant.name, labels[variant.label]): variant.label
+        for variant in variants
+        if variant.name
+    }
+    found = matching_label(choices.absolute(against), in_files)
+    return in_files[found] if found else label_of(against, labels)
+
+
+def _complete_labels(planned: Runs, finished: Sequence[Path], tune: Sequence[str]) -> set[str]:
+    """Return the labels, without what is tuned, whose runs have all finished.
+
+    On several partitions there are none if another label has finished only some of its runs.
+    """
+    labels = {run: apart(entry.variant.label, tune)[0] for run, entry in planned.items()}
+    left = {label for run, label in labels.items() if run not in finished}
+    ended = {labels[run] for run in finished}
+    several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
+    return set() if several and left & ended else ended - left
+
+
+def _draw_in_words(entry: Planned, several: bool) -> str:
+    """Return a run's seed in words, and its partition seed if there are several."""
+    partition = f", partition seed {entry.setup.partition.partition_seed}" if several else ""
+    return f"seed {entry.setup.run.seed}{partition}"
+
+
+def _failure_sentences(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
+    """Say why runs have not finished, see `Comparison`."""
+    several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
+    number = Counter(entry.variant.label for entry in planned.values())
+    alike = defaultdict(list)  # runs of a label whose sentences differ only in the folders
+    for run, error in errors.items():
+        label = planned[run].variant.label
+        sentence = str(error).removeprefix(f"{label}: ")
+        alike[label, sentence.replace(str(run), "their folders")].append((run, sentence))
+    sentences = []
+    for (label, of_all), failed in alike.items():
+        draws = "; ".join(_draw_in_words(planned[run], several) for run, _ in failed)
+        some = f" ({draws})" if len(failed) < number[label] else ""
+        sentences.append(f"{label}{some}: {of_all if len(failed) > 1 else failed[0][1]}")
+    return sentences
+
+
+def _left_out(failures: list[str]) -> list[str]:
+    """Return a table's notes on the runs that it lacks."""
+    return [f"Left out: {failure}" for failure in failures]
+
+
+def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
+    """Let begun runs go on to as many rounds as are planned: all of them, or none if one cannot.
+
+    Raises:
+      JaxflError: if one cannot, see `jaxfl.runs.lengthen.lengthen`, or another process owns one.
+    """
+    shorter, asked = {}, set()
+    for run, entry in planned.items():
+        if store.holds(run, store.CONFIG) and is_shorter(run, entry):
+            config = store.read_config(run)
+            setup, rounds = restore(run, config, changed_code=True)[0], entry.setup.run.rounds
+            if entry.variant.label not in asked:  # which takes a second, and seeds change nothing
+                require_same_beginning(run, entry.variant, setup, data, rounds)
+            asked.add(entry.variant.label)
+            rounds_kept(run, setup, rounds)
+            shorter[run] = config, setup, rounds
+    for run, longer in shorter.items():
+        with owned(run):
+            extend(run, *longer)
+    if shorter:
+        _, setup, rounds = longer
+        say(f"{len(shorter)} of {len(planned)} runs had {setup.run.rounds} rounds, and go on to {rounds}")
+
+
+def _run_all(
+    folder: Path, planned: Runs, everything: Runs, data: Data, watch, observer: Observer
+) -> dict[Path, JaxflError]:
+    """Start or continue the unfinished ones of some runs of a comparison.
+
+    Returns:
+      The error of every run that does not finish.
+    """
+    failures, unfinished = {}, {}
+    for run, entry in planned.items():
+        try:
+            require_own(run, entry)
+            if store.holds(run, store.RESULT):
+                watch(run, store.read_finished(run)[1], kept=True)
+                continue
+            if store.holds(run, store.CONFIG):
+                machine = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir")}
+                asked = {name: value for name, value in machine.items() if value is not None}
+                asked["show"] = entry.setup.machine.show
+                # With the choices for its machine; the command has named the files that it names.
+                setup, _ = restore(run, store.read_config(run), changed_code=True)
+                setup = setup.replace(**asked)
+                done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
+                entry = entry._replace(setup=setup, done=done)
+            unfinished[run] = entry
+        except JaxflError as error:
+            failures[run] = error
+    with deferred() as request:
+        try:
+            parts = batches(unfinished)
+            hopeless = refused(parts, data)
+            for sentence in _left_out(_failure_sentences(planned, hopeless)):
+                observer.said(sentence)
+            failures |= hopeless
+            parts = [runs for runs in parts if runs.keys().isdisjoint(hopeless)]
+            for i, runs in enumerate(parts):
+                if code := request.made:
+                    raise Interrupted("", code)
+                failures |= run_batch(runs, parts[:i], data, watch, observer.said)
+        except Interrupted as stopped:
+            raise _stopped(folder, everything, stopped.code) from None
+    return failures
+
+
+def _stopped(folder: Path, planned: Runs, code: int) -> Interrupted:
+    """Return the exception for a comparison that ends early."""
+    finished = sum(store.holds(run, store.RESULT) for run in planned)
+    return Interrupted(
+        f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs "
+        f"finished{reason(code)}; continue with `jaxfl resume {shlex.quote(str(folder))}`.",
+        code,
+    )

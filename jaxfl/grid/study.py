@@ -1,0 +1,273 @@
+"""Studies: methods under several settings, described in one file, with a table of results by setting.
+
+A setting is one value of every axis. Its runs are a comparison in its own folder, so what is true of
+comparisons is true here: finished runs are kept, begun ones go on, a run that fails does not end the others.
+"""
+
+import itertools
+import os
+import shlex
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jaxfl.config.options import as_path
+from jaxfl.config.setup import Setup
+from jaxfl.errors import JaxflError
+from jaxfl.folder import store
+from jaxfl.folder.owner import in_turn
+from jaxfl.folder.variant import provided
+from jaxfl.grid.compare import compare
+from jaxfl.grid.part import of_part
+from jaxfl.grid.plan import is_begun, plan
+from jaxfl.grid.study_file import (
+    SHOW,
+    Study,
+    found_below,
+    options_of,
+    planned,
+    read,
+    setting_name,
+    settings,
+    usual_folder,
+    without_axis,
+)
+from jaxfl.grid.study_table import Cells, as_runs, measures_of, tabulate, tuned
+from jaxfl.machine import files
+from jaxfl.results.result import selected
+from jaxfl.results.table import Table, as_csv, as_latex, as_markdown, untrained
+from jaxfl.results.target import by_target
+from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
+from jaxfl.runs.observer import ONLY_WARNINGS, Observer
+
+__all__ = ["Study", "finished", "found_below", "read", "run", "settings", "usual_folder"]
+
+
+def run(
+    study: Study,
+    folder: str | Path,
+    *,
+    part: str = "1/1",
+    data_dir: str | Path | None = None,
+    pictures: str = "png",
+    changed_code: bool = False,
+    max_seconds: float | None = None,
+    observer: Observer = ONLY_WARNINGS,
+) -> tuple[Table | None, list[str]]:
+    """Start or continue the runs of a study, and write its table and picture.
+
+    Args:
+      study: from `read`.
+      folder: new folder, or that of the same study.
+      part: "2/8" runs every eighth cell from the second on, so that eight machines can divide a study. A
+        cell is a method in a setting; all settings of a method are counted before the next method, so that
+        each of as many parts as settings has one setting. The table has what all parts have finished.
+      data_dir: see `jaxfl.config.setup.MachineOptions`.
+      pictures: format of the picture, "png", "pdf" or "svg".
+      changed_code: whether to go on although the user's own files have changed.
+      max_seconds: time limit in seconds; the rounds done are saved.
+      observer: callbacks for progress reports.
+
+    Returns:
+      The table of the finished runs, None if there are none; and why others have not finished.
+
+    Raises:
+      JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
+      Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
+    """
+    folder = as_path(folder)
+    # By folder: settings that differ only in targets share one, and its runs.
+    everything = {_folder(study, folder, setting): setting for setting in settings(study)}
+    mine = _of_part(study, everything, part)
+    _require_free(folder, everything)
+    if not mine:
+        observer.said(f"{study.title}: all cells are left to other parts.")
+    _warn_of_equal_runs(study, observer)
+
+    def train(place, setting, chosen):
+        variants, setup = planned(study, setting)
+        of_choice = zip(study.methods, variants, strict=True)
+        return compare(
+            variants,
+            setup if data_dir is None else setup.replace(data_dir=as_path(data_dir)),
+            study.seeds,
+            place,
+            partition_seeds=study.partition_seeds,
+            changed_code=changed_code,
+            select=study.select,
+            only={variant.label for choice, variant in of_choice if choice in chosen},
+            beside=True,  # runs of seeds and methods that the file no longer names
+            observer=observer,
+        ).failures
+
+    failures, rounds = [], {place: _rounds(study, everything[place], mine[place]) for place in mine}
+    with limited(max_seconds), deferred() as request:
+        for done, (place, chosen) in enumerate(mine.items(), 1):
+            setting = everything[place]
+            observer.ahead(sum([*rounds.values()][done - 1 :]))
+            where = f"setting {done} of {len(mine)}{': ' * bool(setting)}{setting_name(setting)}"
+            observer.said(f"{study.title}: {where}")
+            about = place  # runs, which another process may finish meanwhile
+            try:
+                if stop := request.made:
+                    raise Interrupted("", stop)
+                sentences = train(place, setting, chosen)
+            except Interrupted as stopped:
+                raise Interrupted(
+                    f"The study in {folder} has stopped in {where}{reason(stopped.code)}; repeat the "
+                    f"command, with --run-dir {shlex.quote(str(folder))}, to continue.",
+                    stopped.code,
+                ) from None
+            except JaxflError as error:  # it ends this setting; the others go on
+                about, sentences = None, [str(error)]
+            failures += [
+                (about, f"{setting_name(setting)}: {sentence}" if setting else sentence)
+                for sentence in sentences
+            ]
+    with in_turn(folder):
+        cells = finished(study, folder)
+        complete = {place for place in mine if _is_complete(cells, everything[place], mine[place])}
+        failures = [sentence for about, sentence in failures if about not in complete]
+        if cells.results:
+            return _written(cells, folder, pictures), failures
+    if store.holds(folder, store.STUDY):
+        observer.warned(f"{folder / store.STUDY} and the files beside it are from runs with other options.")
+    return None, failures
+
+
+def finished(study: Study, folder: Path) -> Cells:
+    """Return the results of finished runs that were begun as the study plans them, and are not damaged."""
+    results = {}
+    for setting in settings(study):
+        variants, setup = planned(study, setting)
+        choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
+        try:
+            setup = provided(setup, variants)
+            runs = plan(_folder(study, folder, setting), variants, setup, study.seeds, study.partition_seeds)
+        except JaxflError:  # it has ended this setting
+            continue
+        for run, entry in runs.items():
+            try:
+                if not (is_begun(run, entry) and store.holds(run, store.RESULT)):
+                    continue
+                result, metrics = store.read_finished(run)
+                data, rows = store.checksums(run)
+            except JaxflError:  # it is damaged, as `compare` has said
+                continue
+            try:
+                result = selected(result, metrics, study.select)
+            except JaxflError:  # it has no validation rows, as `compare` has said
+                continue
+            draw = entry.setup.run.seed, entry.setup.partition.partition_seed
+            of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
+            further = {"targets": by_target(metrics, setup.run.target), "untrained": untrained(metrics)}
+            of_choice[draw] = result | further | {"data": data, "rows": rows}
+    return Cells(study, results)
+
+
+def _of_part(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Path, set[str]]:
+    """Return the methods that a part trains, by the folder of their setting, see `run`."""
+    mine = {}
+    for choice, place in of_part([*itertools.product(study.methods, everything)], part):
+        mine.setdefault(place, set()).add(choice)
+    return {place: mine[place] for place in everything if place in mine}
+
+
+def _is_complete(cells: Cells, setting: Mapping[str, Any], chosen: Collection[str]) -> bool:
+    """Return whether all runs of some methods in a setting have finished, also those of another process."""
+    study = cells.study
+    number = study.seeds * study.partition_seeds
+    return all(len(cells.results.get((setting_name(setting), choice), {})) == number for choice in chosen)
+
+
+def _require_free(folder: Path, places: Collection[Path]) -> None:
+    """Refuse a folder that holds anything, unless the study has begun there.
+
+    Raises:
+      JaxflError: naming it.
+    """
+
+    def is_new():
+        begun = store.holds(folder, store.STUDY) or _has_settings(folder)
+        return not begun and not any(place.exists() for place in places)
+
+    if is_new():
+        try:
+            store.check_free(folder)
+        except JaxflError:
+            if is_new():  # and no other part begins at this moment
+                raise
+
+
+def _warn_of_equal_runs(study: Study, observer: Observer) -> None:
+    """Name a method that an axis does not change, whose runs would be computed for each of its values."""
+    for choice, axis in without_axis(study)[:1]:
+        observer.warned(
+            f"{choice} has no option that differs along the axis {axis}, so its runs are the same, and all "
+            "are computed; to save them write methods with their options, "
+            f'methods = ["NAME,{setting_name({axis: study.axes[axis][0]})}", ...], in place of the axis.'
+        )
+
+
+def _rounds(study: Study, setting: Mapping[str, Any], chosen: Collection[str]) -> int:
+    """Return how many rounds the runs of some methods in a setting have."""
+    rounds = {**study.options, **options_of(setting)}.get("rounds", Setup().run.rounds)
+    return rounds * len(chosen) * study.seeds * study.partition_seeds
+
+
+def _written(cells: Cells, folder: Path, pictures: str) -> Table:
+    """Write the table of a study's finished runs, and its picture."""
+    study, table = cells.study, tabulate(cells)
+    forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
+    texts = {name: form(table) for name, form in forms.items()}
+    files.write_texts(folder, texts | {"runs.csv": as_runs(cells)})
+    from jaxfl.results import plot  # here: other commands need not wait for it
+
+    if len(study.show) > 1:
+        by_measure = tabulate(cells._replace(study=study._replace(columns=SHOW)))
+        draw = partial(plot.draw_panels, by_measure, study.title)
+    else:
+        shown, _ = tuned(cells)
+        shape = len(shown.study.methods), len(shown.study.axes)
+        form = plot.draw_grid if shape == (1, 2) else plot.draw_table
+        draw = partial(form, table, study.title, next(iter(measures_of(study).values())).title)
+    files.write_pictures(folder, {f"study.{pictures}": draw})
+    return table
+
+
+def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
+    """Return the folder of a setting, also if it began when the file had its axes in another order.
+
+    Settings that differ only in their targets have the same runs, unless these stop there.
+    """
+    stops = {**study.options, **options_of(setting)}.get("stop_at_target", False)
+
+    def name(axes):
+        options = [sorted(options_of({axis: setting[axis]}).items()) for axis in axes]
+        words = setting_name({n: v for of_axis in options for n, v in of_axis if stops or n != "target"})
+        return store.file_name(words) if words else "runs"
+
+    usual = name(setting)
+    if (folder / usual).exists():
+        return folder / usual
+    # Of many axes there are too many orders to try where no folder can have one of them.
+    there = _rearranged(folder, usual)
+    orders = map(name, itertools.permutations(setting)) if there else ()
+    return folder / next((each for each in orders if each in there), usual)
+
+
+@files.reads
+def _rearranged(folder: Path, name: str) -> set[str]:
+    """Return the names in a folder that have the same letters in another order, or are too long to tell."""
+
+    def may_be(other):
+        return sorted(other) == sorted(name) or len(other.encode()) > store.LONGEST_NAME - 4
+
+    return {*filter(may_be, os.listdir(folder))} if folder.is_dir() else set()
+
+
+@files.reads
+def _has_settings(folder: Path) -> bool:
+    """Return whether a folder holds comparisons named after settings of a study, such as ``lr=0.1``."""
+    return any(folder.glob(f"*=*/*/seed-*/{store.CONFIG}"))

@@ -1,0 +1,320 @@
+"""Files of studies: methods under several settings, described in TOML."""
+
+import itertools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl import registry
+from jaxfl.config import choices
+from jaxfl.config.given import divide
+from jaxfl.config.options import as_path, hints
+from jaxfl.config.setup import Setup, is_saved
+from jaxfl.core.training import Training
+from jaxfl.errors import JaxflError, nearest
+from jaxfl.folder import store
+from jaxfl.folder.variant import Variant, choose
+from jaxfl.grid.plan import check_distinct
+from jaxfl.machine import files
+from jaxfl.results.measures import SHOWN, known_measures, measure
+from jaxfl.results.paired import matching_label
+from jaxfl.results.result import NO_VALIDATION
+from jaxfl.results.tuned import apart, check_tuned
+from jaxfl.runs.prepare import check_setup
+
+METHOD = "method"  # the axis that every study has
+SHOW = "show"  # and the one of studies that show several things
+
+
+class Study(NamedTuple):
+    """The content of a study's file.
+
+    Args:
+      title: title of the study.
+      claim: what the study is to show, in a line.
+      power: what decides whether it can: steps of distillation beside local ones, the imbalance, how good
+        teachers are, the smallest difference that its seeds tell from none. Printed beside the claim.
+      methods: choices of methods, with options.
+      options: options of every run, by name.
+      axes: further options by name, each with its values. Values may be tables of options that change
+        together, {clients = 50, participation = 0.4}; then the name is free.
+      seeds: number of repetitions of every run.
+      partition_seeds: number of repetitions of all of that, on other divisions of the data.
+      columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
+        `SHOW`.
+      show: what the table shows, see `jaxfl.results.measures.measure`.
+      select: the evaluation that accuracies are of, see `jaxfl.results.result.selected`.
+      tune: options; of the methods and settings that differ only in these, the table has the best ones, see
+        `jaxfl.results.tuned`.
+      against: the method with which the others are compared in further columns, see `jaxfl.results.paired`.
+      names: what the table calls methods (fedavg), settings (lr=0.1) and what it shows (accuracy).
+    """
+
+    title: str
+    methods: tuple[str, ...]
+    claim: str = ""
+    power: str = ""
+    options: Mapping[str, Any] = {}
+    axes: Mapping[str, list] = {}
+    seeds: int = 1
+    partition_seeds: int = 1
+    columns: str = METHOD
+    show: tuple[str, ...] = ("accuracy",)
+    select: str = "last"
+    tune: tuple[str, ...] = ()
+    against: str = ""
+    names: Mapping[str, str] = {}
+
+
+def read(path: str | Path) -> Study:
+    """Read a study from a TOML file.
+
+    Raises:
+      JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
+    """
+    path = as_path(path)
+    content = _typed(path, _read_toml(path))
+    axes, shown = content.get("axes", {}), tuple(content[SHOW])
+    _check_axes(path, axes, content.get("options", {}))
+    content["axes"] = axes = {
+        name: [_ordered(value, values) for value in values] for name, values in axes.items()
+    }
+    for name, values in [("methods", content["methods"]), (SHOW, shown), *axes.items()]:
+        # By the names of their folders.
+        of_values = [store.file_name(setting_name({name: value})) for value in values]
+        for i, value in enumerate(values):
+            if of_values[i] in of_values[:i]:
+                raise JaxflError(f"{path}: {name} has {value_text(value)} twice; write it once.")
+    content["tune"] = tune = tuple(content["tune"])
+    kept = [name for name in axes if name not in tune]
+    known = (METHOD, *kept, *([SHOW] if len(shown) > 1 else []))
+    columns = content.setdefault("columns", known[-1])
+    if columns not in known:
+        raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, known)}")
+    study = Study(path.stem, tuple(content.pop("methods")))._replace(**(content | {SHOW: shown}))
+    if study.select not in ("last", "validation"):
+        raise JaxflError(f'{path}: select is {study.select!r}; it must be "last" or "validation".')
+    for name in shown:
+        measure(name)
+    check_tuned(tune, itertools.chain(axes, *(choices.split(choice)[1] for choice in study.methods)))
+    if study.against:
+        against = matching_label(study.against, untuned(study))
+        if against is None:
+            raise JaxflError(
+                f"{path}: no method {study.against!r} is compared; {nearest(study.against, untuned(study))}"
+            )
+        study = study._replace(against=against)
+    names = _named(path, study)
+    study = study._replace(names=names)
+    for choice, name in itertools.product(study.methods, options_along(axes)):
+        if name in choices.split(choice)[1]:
+            raise JaxflError(f"{path}: {choice} sets {name}, which is also an axis; leave it out of one.")
+    for setting in settings(study):
+        variants, setup = planned(study, setting)
+        check_distinct(variants)
+        if tune and not (setup.partition.validation_fraction or is_saved(setup.partition.partition)):
+            raise JaxflError(f"{path}: tune: {NO_VALIDATION}")
+        number = len(setup.run.target)
+        if number != 1 and (names := [*filter(to_target, shown)]):
+            raise JaxflError(
+                f"{path} shows {names[0]}, but has {number or 'no'} target{'s' * (number > 1)}; give it one, "
+                "as in target = [0.5] among its options, or as an axis, target = [[0.5], [0.6]]."
+            )
+    return study
+
+
+def _typed(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file says, with texts in one line and what is shown as a list; refuse wrong types."""
+    for name in content:
+        if name not in Study._fields:
+            raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
+    kinds = {"methods": list, SHOW: list, "tune": list, "options": dict, "axes": dict, "names": dict}
+    kinds |= {"seeds": int, "partition_seeds": int}
+    lists = {name: content.get(name, usual) for name, usual in ((SHOW, "accuracy"), ("tune", []))}
+    lists = {name: [value] if isinstance(value, str) else value for name, value in lists.items()}
+    content = {"methods": []} | content | lists
+    for name, value in content.items():
+        kind = kinds.get(name, str)
+        if type(value) is not kind:
+            hint = ""
+            if kind is int:
+                hint = (
+                    f", the number of repetitions; the first has the {name.removesuffix('s')} of the options"
+                )
+            raise JaxflError(f"{path}: {name} must be of type {kind.__name__}{hint}.")
+        if kind is str:  # a note of a table is one line
+            content[name] = " ".join(value.split())
+        if kind is int and value < 1:
+            raise JaxflError(f"{path}: {name} must be at least 1, not {value}.")
+    if not content["methods"] or not all(isinstance(choice, str) for choice in content["methods"]):
+        raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
+    if not content[SHOW] or not all(isinstance(name, str) for name in content[SHOW]):
+        raise JaxflError(f'{path} shows nothing; write show = "accuracy" or show = ["accuracy", "received"].')
+    return content
+
+
+def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse axes that are options as well, repetitions, or no lists of values."""
+    for name, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise JaxflError(f"{path}: the axis {name} is not a list of values; write {name} = [..., ...].")
+        if any(isinstance(value, dict) for value in values):
+            if not all(
+                isinstance(value, dict) and value.keys() == values[0].keys() != set() for value in values
+            ):
+                raise JaxflError(f"{path}: the values of the axis {name} must be tables of the same options.")
+            taken = {METHOD, SHOW, "seed", "partition_seed", *known_measures(), *options}
+            if name in taken or not name.strip():
+                raise JaxflError(
+                    f"{path}: an axis of tables cannot be called {name!r}; give it another name."
+                )
+    along = options_along(axes)
+    for name in along:
+        if name in ("seed", "partition_seed"):
+            raise JaxflError(f"{path}: {name} cannot be an axis; {name}s = 3 repeats every run three times.")
+        if name in options:
+            raise JaxflError(f"{path}: {name} is an option and an axis; leave it out of one.")
+        if along.count(name) > 1:
+            raise JaxflError(f"{path}: {name} is in two axes; leave it out of one.")
+
+
+def _named(path: Path, study: Study) -> dict[str, str]:
+    """Return other names as lines of text; refuse those of nothing, and those that two things would share."""
+    values = [{name: value} for name, values in study.axes.items() for value in values]
+    known = [*untuned(study), *map(setting_name, values), *study.show]
+    for name, other in study.names.items():
+        if name not in known:
+            raise JaxflError(f"{path}: names has {name!r}, which is in no table; {nearest(name, known)}")
+        if not (isinstance(other, str) and other.strip()):
+            raise JaxflError(f"{path}: the name of {name} must be a text, but is {other!r}.")
+    names = {name: " ".join(other.split()) for name, other in study.names.items()}
+    titles = {name: measure(name).title for name in study.show}
+    called = [names.get(name, titles.get(name, name)) for name in known]
+    for name, other in zip(known, called, strict=True):
+        if called.count(other) > 1:
+            raise JaxflError(f"{path}: {name} is not the only one that names calls {other!r}.")
+    return names
+
+
+def found_below(folder: Path) -> dict[str, Study]:
+    """Return the studies of a folder by their names, which are their paths without the ending.
+
+    TOML files that name no methods are not studies.
+    """
+    paths = [path for path in sorted(folder.rglob("*.toml")) if "methods" in _read_toml(path)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): read(path) for path in paths}
+
+
+def usual_folder(path: Path) -> Path:
+    """Return the default folder of a study's runs, named after the file and the folder that it is in.
+
+    >>> str(usual_folder(Path("experiments/digits/label-skew.toml")))
+    'runs/digits-label-skew'
+    """
+    beside = "" if path.parent == Path() else path.resolve().parent.name
+    return Path("runs") / "-".join(filter(None, [beside, path.stem]))
+
+
+def untuned(study: Study) -> list[str]:
+    """Return the methods as the table names them: without the options that are tuned, each once."""
+    return list(dict.fromkeys(apart(choice, study.tune)[0] for choice in study.methods))
+
+
+def settings(study: Study) -> list[dict[str, Any]]:
+    """Return every combination of the axes' values; a single empty one if there are no axes."""
+    return [dict(zip(study.axes, values, strict=True)) for values in itertools.product(*study.axes.values())]
+
+
+def options_of(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a setting's options.
+
+    >>> options_of({"alpha": 0.1, "size": {"clients": 50, "participation": 0.4}})
+    {'alpha': 0.1, 'clients': 50, 'participation': 0.4}
+    """
+    options = {}
+    for name, value in setting.items():
+        options |= value if isinstance(value, dict) else {name: value}
+    return options
+
+
+def _ordered(value: Any, values: list) -> Any:
+    """Return a table with its options in the order of the axis's first value; all else as it is."""
+    return {name: value[name] for name in values[0]} if isinstance(value, dict) else value
+
+
+def options_along(axes: Mapping[str, list]) -> list[str]:
+    """Return the names of the options that axes change."""
+    return [option for name, values in axes.items() for option in options_of({name: values[0]})]
+
+
+def setting_name(setting: Mapping[str, Any]) -> str:
+    """Return a setting in words, which are also the name of its folder.
+
+    >>> setting_name({"partition": "dirichlet,alpha=0.1", "models": ["mlp", "lenet5"]})
+    'partition=dirichlet,alpha=0.1,models=mlp+lenet5'
+    """
+    return ",".join(f"{name}={value_text(value)}" for name, value in options_of(setting).items())
+
+
+def value_text(value: Any) -> str:
+    """Return an axis's value as a text."""
+    if isinstance(value, dict):
+        return setting_name(value)
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Setup]:
+    """Return the methods of a setting, and the setup of all of them.
+
+    An option of all methods or of the federation applies to every run. Any other option applies to the
+    methods that have it, of which there must be at least one.
+    """
+    options = {**study.options, **options_of(setting)}
+    shared = {*hints(Setup), *hints(Training)}
+    own = {name: value for name, value in options.items() if name not in shared}
+    setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
+    setup = setup.replace(show=tuple(name for name in study.show if name in SHOWN))
+    check_setup(setup)
+    having = {choice: hints(registry.method(choice)[0].config) for choice in study.methods}
+    for name in own:
+        if not any(name in of_method for of_method in having.values()):
+            known = sorted(shared | {option for of_method in having.values() for option in of_method})
+            raise JaxflError(
+                f"{study.title}: none of its methods has an option {name!r}; {nearest(name, known)}"
+            )
+    variants = []
+    for choice, of_method in having.items():
+        applying = {name: value for name, value in own.items() if name in of_method}
+        method, given = registry.method(choice)
+        if twice := [name for name in applying if name in given]:
+            raise JaxflError(
+                f"{study.title}: {choice} sets {twice[0]}, which the study sets for all; leave it out of one."
+            )
+        _, typed = divide(applying, method.config, choice)
+        variants.append(choose(choice, common, typed))
+    return variants, setup
+
+
+def without_axis(study: Study) -> list[tuple[str, str]]:
+    """Return the methods and axes, of two values or more, along which all options of the method are equal."""
+    shared, found = {*hints(Setup), *hints(Training)}, []
+    for choice, (axis, values) in itertools.product(study.methods, study.axes.items()):
+        known = shared | {*hints(registry.method(choice)[0].config)}
+        having = [{n: v for n, v in options_of({axis: value}).items() if n in known} for value in values]
+        if having.count(having[0]) == len(values) > 1:
+            found.append((choice, axis))
+    return found
+
+
+def to_target(shown: str) -> bool:
+    """Return whether a study with this in its table needs a target."""
+    return shown.endswith("to-target")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    try:
+        return tomllib.loads(files.read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise JaxflError(f"{path} is not valid TOML: {error}.") from error

@@ -1,0 +1,1 @@
+"""What came out: scores of a run, and tables and pictures of many."""

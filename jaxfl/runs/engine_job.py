@@ -1,0 +1,198 @@
+"""Jobs of the engine, made from options and data: cohorts, and clients at once on this machine."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfl.config.setup import Setup
+from jaxfl.core import memory
+from jaxfl.core.answers import draw_dropouts
+from jaxfl.core.cohorts import align, balance, draw_cohorts
+from jaxfl.core.engine import compiled
+from jaxfl.core.host_state import taken_over
+from jaxfl.core.job import Job, traced
+from jaxfl.core.protocol_check import check
+from jaxfl.core.rounds import Conditions
+from jaxfl.core.schedule import factors
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.sources import Source, of_vectors
+from jaxfl.errors import JaxflError, beyond_cohort
+from jaxfl.folder import checkpoint, store
+from jaxfl.folder.variant import Variant
+from jaxfl.machine.clock import Deadline
+from jaxfl.machine.processes import on_first_process
+from jaxfl.results.row_scores import asked
+from jaxfl.runs.architectures import client_devices
+from jaxfl.runs.prepare import Data
+
+
+def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
+    """Return the job of one run, or of several that are one program.
+
+    Args:
+      runs: method and setup of each; they differ only in their seeds and rates.
+      federation: from `prepare` with their setup.
+    """
+    variant, setup = runs[0]
+    cohorts = [_cohorts(setup, federation) for _, setup in runs]
+    return Job(
+        variant.programs,
+        federation,
+        configs=[variant.config for variant, _ in runs],
+        cohorts=align(cohorts, federation) if len(runs) > 1 else cohorts,
+        keys=[jax.random.key(setup.run.seed) for _, setup in runs],
+        eval_every=setup.run.eval_every,
+        score_cohort=setup.run.score_cohort,
+        likely=asked(setup.machine.show),
+        conditions=[_conditions(setup, federation) for _, setup in runs],
+        on_host=setup.machine.client_state == "host",
+    )
+
+
+def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
+    """Draw the cohort of every round of a run, with the place of each client: leaves (rounds, k_g)."""
+    counts = [len(group.id) for group in federation.groups]
+    chosen = setup.run.participation, setup.run.rounds, setup.run.seed
+    drawn = draw_cohorts(counts, *chosen, federation.newcomers)
+    return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
+
+
+def _conditions(setup: Setup, federation: Federation) -> Conditions:
+    """Return the conditions of a run's rounds that do not depend on its method."""
+    run, dropped, deadline = setup.run, None, None
+    if run.dropout or run.deadline:
+        counts = [len(group.id) for group in federation.groups]
+        dropped = draw_dropouts(counts, run.dropout, run.rounds, run.seed)
+    if run.deadline:
+        devices = client_devices(setup, federation)
+        assert devices  # `check_setup` requires it
+        deadline = traced(Deadline(run.deadline, devices))
+    return Conditions(factors(run.schedule, run.rounds), dropped, deadline)
+
+
+def form_of_state(variant: Variant, setup: Setup, federation: Federation):
+    """Return a run's state with shapes in place of arrays, into which a checkpoint is read."""
+    key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
+    return jax.eval_shape(variant.programs.algorithm.init, key, federation, hyper)
+
+
+def saved_state(
+    folder: Path,
+    config: dict,
+    variant: Variant,
+    setup: Setup,
+    federation: Federation,
+    rounds: int | None = None,
+) -> tuple[int, Any]:
+    """Load a run's newest checkpoint, see `checkpoint.newest`, or that of a certain round.
+
+    Args:
+      folder: the run's folder.
+      config: the run's configuration.
+      variant: its method.
+      setup: its options.
+      federation: its clients, perhaps without data.
+      rounds: number of rounds done; by default those of the newest checkpoint that can be read.
+
+    Raises:
+      JaxflError: as `checkpoint.newest`, or if there is no checkpoint of that round.
+    """
+    like = partial(form_of_state, variant, setup, federation)
+    done, mark = len(store.read_metrics(folder)), store.fingerprint(config)
+    if rounds is None:
+        return checkpoint.newest(folder, done, like, mark)
+    if rounds not in (saved := checkpoint.saved(folder, done)):
+        raise JaxflError(
+            f"{folder} has no checkpoint of round {rounds}, only of {', '.join(map(str, saved)) or 'none'}; "
+            "a run keeps more of them with --keep-checkpoints."
+        )
+    return rounds, checkpoint.load(folder, rounds, like(), mark)
+
+
+def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) -> Any:
+    """Place a checkpoint's state where `client_state` keeps it while some clients' models are made."""
+    if setup.machine.client_state == "device":
+        return jax.device_put(state) if federation.mesh is None else federation.place(state)
+    key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
+    return taken_over(variant.programs.algorithm.init, key, federation, hyper, state)
+
+
+def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
+    """Return the setup with the choices for this machine, which a resume uses again, and the data with it.
+
+    If the device's memory requires it, fewer clients train side by side.
+
+    Raises:
+      JaxflError: if the method is the user's own and does not keep the protocol, or vectors are to be
+        augmented like images, or windows rotated, or clients' state is to be in the host's memory and a round
+        needs all clients.
+    """
+    _require_images_to_augment(variant, data.source)
+    if setup.machine.client_state == "host" and (variant.programs.algorithm.host or variant.programs.prepare):
+        raise beyond_cohort(f"{variant.label} has a step that uses all clients")
+    federation = data.federation
+    if setup.run.topology == "none":  # other methods of a comparison may have links
+        federation = dataclasses.replace(federation, links=federation.links[:0, :0])
+    if not variant.built_in:
+        check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
+    if setup.machine.clients_at_once is None:
+        federation = _as_many_as_fit(variant, setup, federation)
+    machine = dataclasses.replace(
+        setup.machine,
+        clients_at_once=federation.clients_at_once,
+        devices=federation.devices,
+        convolution=data.models[0][0].convolution,
+    )
+    return dataclasses.replace(setup, machine=machine), data._replace(federation=federation)
+
+
+def _require_images_to_augment(variant: Variant, source: Source) -> None:
+    """Refuse to augment vectors like images, and to rotate or colour windows of a signal."""
+    augment, shape = variant.config.augment, source.images.shape[1:]
+    if augment and of_vectors(shape):
+        raise JaxflError(
+            f"{variant.label}: --augment {' '.join(augment)} changes images, but {source.name} holds "
+            "vectors; leave it out."
+        )
+    for kind, does in (("rotate", "turns"), ("colour", "changes the colours of")):
+        if kind in augment and 1 in shape[:2]:
+            raise JaxflError(
+                f"{variant.label}: --augment {kind} {does} images, but {source.name} holds windows of "
+                f"{max(shape[:2])} steps; leave it out."
+            )
+
+
+def _as_many_as_fit(variant: Variant, setup: Setup, federation: Federation) -> Federation:
+    """Return the federation with as many clients side by side as fit in a device's memory."""
+
+    def needed(fewer):
+        return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], fewer))))
+
+    limit = on_first_process(memory.available)(federation)
+    if limit is None:
+        return federation
+    fitting = memory.as_many_as_fit(federation, needed, limit)
+    if fitting.clients_at_once < federation.clients_at_once:
+        warnings.warn(
+            f"{variant.label}: {federation.clients_at_once} clients side by side do not fit in a device's "
+            f"memory; now using --clients-at-once {fitting.clients_at_once}.",
+            stacklevel=4,
+        )
+    return fitting
+
+
+def most_together(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> int:
+    """Return how many of the runs fit in memory as one program."""
+    limit = on_first_process(memory.available_to_several)(federation)
+
+    def needed(number):
+        (rounds,) = compiled(job_of(runs[:number], federation))
+        return memory.peak_bytes(rounds)
+
+    return memory.most_that_fit(len(runs), needed, limit)
