@@ -34,11 +34,11 @@ from jaxfl.folder import store
 from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparing
 from jaxfl.grid import comparison
+from jaxfl.grid import run as runs
 from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.part import labels_of_part
 from jaxfl.results import report as reports
 from jaxfl.results.table import Table
-from jaxfl.runs import run as runs
 from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.interrupt import heeded
 from jaxfl.runs.prepare import check_setup

@@ -43,6 +43,7 @@ from jaxfl.folder.config import restore_setup, training_of
 from jaxfl.folder.partition_files import save_partition
 from jaxfl.folder.variant import Variant, choose, variant_of
 from jaxfl.grid import compare as comparisons
+from jaxfl.grid import run as runs
 from jaxfl.grid import study as studies
 from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.part import labels_of_part
@@ -50,7 +51,6 @@ from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.results import report as reports
 from jaxfl.results.table import as_text
 from jaxfl.results.watch import watch
-from jaxfl.runs import run as runs
 from jaxfl.runs.prepare import check_setup, divide, draw_shift, load_source
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 

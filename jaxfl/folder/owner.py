@@ -28,10 +28,6 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _descriptors: dict[Path, int] = {}  # of the locks that this process holds, by folder
 
 
-class Taken(JaxflError):
-    """A folder that another process writes."""
-
-
 class _Held(NamedTuple):
     """A lock: its file's descriptor, and the folders made for it, the innermost first."""
 
@@ -44,12 +40,14 @@ def owned(folder: Path) -> Iterator[None]:
     """Own a run folder within the block; make it if needed, and remove it again if it stays empty.
 
     Args:
-      folder: folder of a run, or for a new one.
+      folder: folder of a run, or for a new one; an enclosing block may own it already.
 
     Raises:
-      Taken: if another process owns it.
-      JaxflError: if it cannot be written.
+      JaxflError: if another process owns it, or it cannot be written.
     """
+    if folder in _descriptors and _is_there(_descriptors[folder], folder / OWNER):
+        yield
+        return
     held = _take(folder)
     _descriptors[folder] = held.descriptor
     try:
@@ -145,7 +143,7 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Lock an open file, or raise `Taken` with the name of its owner."""
+    """Lock an open file, or refuse it with the name of its owner."""
     note = ""
     try:
         for patience in (0.01, 0.02, 0.04, 0):  # `is_owned` locks the file for a moment
@@ -166,7 +164,7 @@ def _lock(descriptor: int, path: Path) -> None:
             return
         note = f" (files cannot be locked there: if that process is gone, delete {path})"
     who = "Process {process} on {host} (since {since})".format(**owner) if owner else "Another process"
-    raise Taken(f"{who} works in {path.parent}; wait for it, or end it first{note}.")
+    raise JaxflError(f"{who} works in {path.parent}; wait for it, or end it first{note}.")
 
 
 def _this_process() -> dict:

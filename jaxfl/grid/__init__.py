@@ -1,1 +1,1 @@
-"""Many runs: comparisons of methods, and studies under several settings."""
+"""Runs, planned and driven: one, those of a comparison, and those of a study's settings."""

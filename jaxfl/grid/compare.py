@@ -3,33 +3,29 @@
 import dataclasses
 import itertools
 import shlex
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
-
-import jax
 
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup, is_saved
-from jaxfl.data.sources import Source
 from jaxfl.deployed.load import load as open_run
-from jaxfl.errors import JaxflError, without_traceback
-from jaxfl.folder import checkpoint, store
+from jaxfl.errors import JaxflError
+from jaxfl.folder import store
 from jaxfl.folder.config import described, restore
-from jaxfl.folder.owner import in_turn, is_owned, owned
+from jaxfl.folder.owner import in_turn, is_owned
 from jaxfl.folder.variant import Variant, provided
-from jaxfl.grid.batch import batches, refused, run_batch
 from jaxfl.grid.comparison import Comparison, by_label
+from jaxfl.grid.execute import Watched, execute, require_validation, sentences
 from jaxfl.grid.plan import (
     Planned,
     Runs,
     check_code,
     check_distinct,
     check_folder,
+    draw_in_words,
     has_finished,
-    is_shorter,
     plan,
-    require_own,
 )
 from jaxfl.machine import files
 from jaxfl.machine.environment import environment
@@ -37,15 +33,12 @@ from jaxfl.machine.processes import agree
 from jaxfl.results.measures import check_columns
 from jaxfl.results.paired import label_of, matching_label
 from jaxfl.results.report import report
-from jaxfl.results.result import NO_VALIDATION
 from jaxfl.results.table import Table
 from jaxfl.results.tuned import apart, check_tuned
-from jaxfl.runs.init_from import start_from
-from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
-from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
+from jaxfl.runs.interrupt import Interrupted, limited, reason
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.prepare import Data, check_setup, load_source, prepare, seed_draws
+from jaxfl.runs.prepare import seed_draws
 
 
 def compare(
@@ -103,7 +96,7 @@ def compare(
     follow, setup = Log(log), provided(setup, variants)
     validates = "--select validation" if select == "validation" else "--tune" if tune else None
     if validates and not is_saved(setup.partition.partition):
-        _require_validation(validates, bool(setup.partition.validation_fraction))
+        require_validation(validates, bool(setup.partition.validation_fraction))
     folder = folder or store.free_folder("compare", setup.data.dataset)
     planned = plan(folder, variants, setup, seeds, partition_seeds)
     check_distinct(variants)
@@ -115,7 +108,7 @@ def compare(
 
     def watch(run, new, kept=False):
         entry, tell = mine[run], observer.kept if kept else observer.progressed
-        tell(f"{entry.variant.label}, {_draw_in_words(entry, partition_seeds > 1)}", new)
+        tell(f"{entry.variant.label}, {draw_in_words(entry, partition_seeds > 1)}", new)
         if not kept:  # a run that had finished was logged then
             follow(run, new)
 
@@ -133,10 +126,20 @@ def compare(
     if not mine:
         observer.said("All methods are left to other parts.")
     with follow, limited(max_seconds):
-        errors = _run_partitions(folder, asked, planned, mine, setup, validates, watch, observer)
+        try:
+            keep = partial(store.keep_command, folder, asked)
+            told = Watched(watch, observer)
+            errors = execute(mine, setup, told, beside=planned, validates=validates, prepared=keep)
+        except Interrupted as stopped:
+            done = sum(store.holds(run, store.RESULT) for run in planned)
+            raise Interrupted(
+                f"The comparison in {folder} has stopped with {done} of {len(planned)} runs finished"
+                f"{reason(stopped.code)}; continue with `jaxfl resume {shlex.quote(str(folder))}`.",
+                stopped.code,
+            ) from None
     with in_turn(folder):
         finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
-        failures = _failure_sentences(mine, {run: e for run, e in errors.items() if run not in finished})
+        failures = sentences(mine, {run: e for run, e in errors.items() if run not in finished})
         shown = setup.machine.show, hide, tune, setup.run.target, against, select
         table = _conclude(folder, planned, finished, mine, failures, *shown)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
@@ -189,99 +192,6 @@ def _check_seeds(setup: Setup, seeds: int, partition_seeds: int) -> None:
         raise JaxflError(
             f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
         )
-
-
-def _require_validation(option: str, there: bool) -> None:
-    if not there:
-        raise JaxflError(f"{option}: {NO_VALIDATION}")
-
-
-def _run_partitions(
-    folder: Path,
-    asked: dict,
-    planned: Runs,
-    mine: Runs,
-    setup: Setup,
-    validates: str | None,
-    watch: Callable,
-    observer: Observer,
-) -> dict[Path, JaxflError]:
-    """Start or continue some runs of a comparison, partition by partition, since data may not fit together.
-
-    Returns:
-      The error of every run that does not finish.
-    """
-    of_partition = {}
-    for run, entry in mine.items():
-        of_partition.setdefault(entry.setup.partition.partition_seed, {})[run] = entry
-    errors, impossible, source, introduced, left = {}, 0, None, False, len(mine)
-    with deferred() as request:
-        for number, these in of_partition.items():
-            if stop := request.made:
-                raise _stopped(folder, planned, stop)
-            if all(has_finished(run, entry) for run, entry in these.items()):  # no data are needed
-                errors |= _kept(these, watch)
-                left -= len(these)
-                continue
-            setup = setup.replace(partition_seed=number)
-            if source is None:
-                check_setup(setup)
-                source = load_source(setup)
-            data = None  # the last partition's data go: the next ones need the memory
-            try:
-                data, saved = _data_of(planned, setup, source, validates)
-                if not introduced:
-                    observer.prepared(setup, data, left)
-                    introduced = True
-                else:
-                    observer.said(f"partition_seed {number}")
-                data = start_from(data, setup, saved, observer)
-                _lengthen(these, data, observer.said)
-            except JaxflError as error:  # of this partition; others may be possible
-                impossible += 1
-                # None is left, or another process may not have failed.
-                if impossible == len(of_partition) or jax.process_count() > 1:
-                    raise
-                unfinished = [run for run, entry in these.items() if not has_finished(run, entry)]
-                errors |= dict.fromkeys(unfinished, without_traceback(error))
-                observer.said(f"Left out: partition_seed {number}: {error}")
-                left -= len(these)
-                continue
-            store.keep_command(folder, asked)
-            errors |= _run_all(folder, these, planned, data, watch, observer)
-    return errors
-
-
-def _data_of(planned: Runs, setup: Setup, source: Source, validates: str | None) -> tuple[Data, Path | None]:
-    """Return the data of a setup's partition, and a begun run that has saved it.
-
-    Args:
-      planned: all runs.
-      setup: that of the partition.
-      source: the data set.
-      validates: the option that needs validation rows, if one does.
-
-    Raises:
-      JaxflError: if the partition is impossible, or lacks the validation rows that an option needs.
-    """
-    number = setup.partition.partition_seed
-    begun = [run for run, entry in planned.items() if entry.setup.partition.partition_seed == number]
-    saved = next((run for run in begun if store.holds(run, store.CONFIG)), None)
-    data = prepare(setup, saved, source)
-    if validates:
-        _require_validation(validates, any(map(len, data.partition.validation)))
-    return data, saved
-
-
-def _kept(planned: Runs, watch: Callable) -> dict[Path, JaxflError]:
-    """Watch runs that have finished; return the error of each that cannot be read."""
-    errors = {}
-    for run in planned:
-        try:
-            watch(run, store.read_finished(run)[1], kept=True)
-        except JaxflError as error:
-            errors[run] = error
-    return errors
 
 
 def _has_ended(run: Path, entry: Planned) -> bool:
@@ -349,107 +259,6 @@ def _complete_labels(planned: Runs, finished: Sequence[Path], tune: Sequence[str
     return set() if several and left & ended else ended - left
 
 
-def _draw_in_words(entry: Planned, several: bool) -> str:
-    """Return a run's seed in words, and its partition seed if there are several."""
-    partition = f", partition seed {entry.setup.partition.partition_seed}" if several else ""
-    return f"seed {entry.setup.run.seed}{partition}"
-
-
-def _failure_sentences(planned: Runs, errors: dict[Path, JaxflError]) -> list[str]:
-    """Say why runs have not finished, see `Comparison`."""
-    several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
-    number = Counter(entry.variant.label for entry in planned.values())
-    alike = defaultdict(list)  # runs of a label whose sentences differ only in the folders
-    for run, error in errors.items():
-        label = planned[run].variant.label
-        sentence = str(error).removeprefix(f"{label}: ")
-        alike[label, sentence.replace(str(run), "their folders")].append((run, sentence))
-    sentences = []
-    for (label, of_all), failed in alike.items():
-        draws = "; ".join(_draw_in_words(planned[run], several) for run, _ in failed)
-        some = f" ({draws})" if len(failed) < number[label] else ""
-        sentences.append(f"{label}{some}: {of_all if len(failed) > 1 else failed[0][1]}")
-    return sentences
-
-
 def _left_out(failures: list[str]) -> list[str]:
     """Return a table's notes on the runs that it lacks."""
     return [f"Left out: {failure}" for failure in failures]
-
-
-def _lengthen(planned: Runs, data: Data, say: Callable[[str], None]) -> None:
-    """Let begun runs go on to as many rounds as are planned: all of them, or none if one cannot.
-
-    Raises:
-      JaxflError: if one cannot, see `jaxfl.runs.lengthen.lengthen`, or another process owns one.
-    """
-    shorter, asked = {}, set()
-    for run, entry in planned.items():
-        if store.holds(run, store.CONFIG) and is_shorter(run, entry):
-            config = store.read_config(run)
-            setup, rounds = restore(run, config, changed_code=True)[0], entry.setup.run.rounds
-            if entry.variant.label not in asked:  # which takes a second, and seeds change nothing
-                require_same_beginning(run, entry.variant, setup, data, rounds)
-            asked.add(entry.variant.label)
-            rounds_kept(run, setup, rounds)
-            shorter[run] = config, setup, rounds
-    for run, longer in shorter.items():
-        with owned(run):
-            extend(run, *longer)
-    if shorter:
-        _, setup, rounds = longer
-        say(f"{len(shorter)} of {len(planned)} runs had {setup.run.rounds} rounds, and go on to {rounds}")
-
-
-def _run_all(
-    folder: Path, planned: Runs, everything: Runs, data: Data, watch, observer: Observer
-) -> dict[Path, JaxflError]:
-    """Start or continue the unfinished ones of some runs of a comparison.
-
-    Returns:
-      The error of every run that does not finish.
-    """
-    failures, unfinished = {}, {}
-    for run, entry in planned.items():
-        try:
-            require_own(run, entry)
-            if store.holds(run, store.RESULT):
-                watch(run, store.read_finished(run)[1], kept=True)
-                continue
-            if store.holds(run, store.CONFIG):
-                machine = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir")}
-                asked = {name: value for name, value in machine.items() if value is not None}
-                asked["show"] = entry.setup.machine.show
-                # With the choices for its machine; the command has named the files that it names.
-                setup, _ = restore(run, store.read_config(run), changed_code=True)
-                setup = setup.replace(**asked)
-                done = max(checkpoint.saved(run, len(store.read_metrics(run))), default=0)
-                entry = entry._replace(setup=setup, done=done)
-            unfinished[run] = entry
-        except JaxflError as error:
-            failures[run] = error
-    with deferred() as request:
-        try:
-            parts = batches(unfinished)
-            hopeless = refused(parts, data)
-            for sentence in _left_out(_failure_sentences(planned, hopeless)):
-                observer.said(sentence)
-            failures |= hopeless
-            parts = [runs for runs in parts if runs.keys().isdisjoint(hopeless)]
-            for i, runs in enumerate(parts):
-                if code := request.made:
-                    raise Interrupted("", code)
-                failures |= run_batch(runs, parts[:i], data, watch, observer.said)
-        except Interrupted as stopped:
-            raise _stopped(folder, everything, stopped.code) from None
-    return failures
-
-
-def _stopped(folder: Path, planned: Runs, code: int) -> Interrupted:
-    """Return the exception for a comparison that ends early."""
-    finished = sum(store.holds(run, store.RESULT) for run in planned)
-    return Interrupted(
-        f"The comparison in {folder} has stopped with {finished} of {len(planned)} runs "
-        f"finished{reason(code)}; continue with `jaxfl resume {shlex.quote(str(folder))}`.",
-        code,
-    )

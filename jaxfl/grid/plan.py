@@ -23,11 +23,13 @@ class Planned(NamedTuple):
       variant: the method.
       setup: the run's options.
       done: number of rounds after which it continues; 0 for a new run.
+      further: whether it goes on to all of its rounds although a target has ended it.
     """
 
     variant: Variant
     setup: Setup
     done: int = 0
+    further: bool = False
 
 
 Runs = dict[Path, Planned]  # by folder
@@ -87,14 +89,16 @@ def require_own(run: Path, entry: Planned) -> None:
 
 
 def is_shorter(run: Path, entry: Planned) -> bool:
-    """Return whether a begun run has fewer rounds than planned."""
-    return store.read_config(run)["options"]["rounds"] < entry.setup.run.rounds
+    """Return whether a begun run is to have more rounds than it was begun for, or than it has ended with."""
+    ended = entry.further and store.holds(run, store.RESULT)
+    return ended or store.read_config(run)["options"]["rounds"] < entry.setup.run.rounds
 
 
 def _differing(run: Path, entry: Planned) -> list[str]:
     """Describe each option in which a run differs from the plan."""
     begun = moved(run, store.read_config(run), code=True)
-    then, now = (experiment(config) for config in (begun, described(*entry[:2])))
+    asked = described(*entry[:2]) | {"beyond_target": begun.get("beyond_target", False)}
+    then, now = experiment(begun), experiment(asked)
 
     def words(value):
         return text(tuple(value)) if isinstance(value, list) else text(value)
@@ -104,6 +108,12 @@ def _differing(run: Path, entry: Planned) -> list[str]:
         for name in now | then
         if then.get(name) != now.get(name)
     ]
+
+
+def draw_in_words(entry: Planned, several: bool) -> str:
+    """Return a run's seed in words, and its partition seed if there are several."""
+    partition = f", partition seed {entry.setup.partition.partition_seed}" if several else ""
+    return f"seed {entry.setup.run.seed}{partition}"
 
 
 def check_distinct(variants: Sequence[Variant]) -> None:
@@ -164,40 +174,28 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
 
 
 def check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[[str], None]) -> None:
-    """Refuse begun runs of changed user files, or warn of them, and warn of runs of another jaxfl."""
+    """Refuse begun runs of changed user files, unless they may go on; warn of runs of other code."""
     begun = [run for run in store.runs_in(folder) if run in planned]
-    finished = [has_finished(run, planned[run]) for run in begun]
-    others, changed = [], []
-    for run, ended in zip(begun, finished, strict=True):
-        then = code.latest(run, store.read_config(run), store.read_metrics(run))
-        if not changed_code:
-            code.refuse_changed(run, then)
-        elif ended and (files := code.changed(then)):
-            changed.append((run, files[0]))
-        others.append(not code.same_package(then))
-    if changed:
-        run, file = changed[0]
-        warn(
-            f"{len(changed)} of {len(begun)} runs in {folder} have finished with another version of your "
-            f"code ({file}) and are kept as they are; remove their folders, such as {run}, to train "
-            "them again."
-        )
-    objects = [
-        run for run, ended in zip(begun, finished, strict=True) if ended and not planned[run].variant.name
-    ]
-    if objects:
-        warn(
-            f"{len(objects)} of {len(begun)} runs in {folder} have finished and are kept; edits of a "
-            f"method that is an object are not seen: remove folders, such as {objects[0]}, to train again."
-        )
-    kept = sum(other and ended for other, ended in zip(others, finished, strict=True))
-    if kept:
-        warn(
-            f"{kept} of {len(begun)} runs in {folder} have finished with another version of jaxfl and are "
-            "kept as they are; choose another --run-dir to compute them again."
-        )
-    if sum(others) > kept:
-        warn(
-            f"jaxfl has changed since {sum(others) - kept} of {len(begun)} runs in {folder} were computed; "
-            "their results say from which round on this version computes them."
-        )
+    then = {run: code.latest(run, store.read_config(run), store.read_metrics(run)) for run in begun}
+    if not changed_code:
+        for run in begun:
+            code.refuse_changed(run, then[run])
+    others = {
+        "another version of jaxfl": [run for run in begun if not code.same_package(then[run])],
+        "another version of your code": [run for run in begun if code.changed(then[run])],
+        "a method that is an object, whose edits are not seen": [
+            run for run in begun if not planned[run].variant.name and has_finished(run, planned[run])
+        ],
+    }
+    for what, runs in others.items():
+        kept = [run for run in runs if has_finished(run, planned[run])]
+        if kept:
+            warn(
+                f"{len(kept)} of {len(begun)} runs in {folder} have finished with {what}, and are kept as "
+                f"they are; remove their folders, such as {kept[0]}, to train them again."
+            )
+        if len(runs) > len(kept):
+            warn(
+                f"{len(runs) - len(kept)} of {len(begun)} runs in {folder} were begun with {what}; their "
+                "results say from which round on this version computes them."
+            )

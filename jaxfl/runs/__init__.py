@@ -1,1 +1,1 @@
-"""One run: its data are prepared, its rounds follow each other, and it goes on after any end."""
+"""What a run is made of: its data, its rounds one after another, and its folder, begun or reopened."""

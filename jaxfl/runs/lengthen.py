@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from jaxfl.config.command_options import Continuation
-from jaxfl.config.options import check_some
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import depends_on_length
 from jaxfl.core.schedule import factors
@@ -15,36 +13,8 @@ from jaxfl.runs.engine_job import job_of
 from jaxfl.runs.prepare import Data
 
 
-def lengthen(folder: Path, config: dict, variant: Variant, setup: Setup, data: Data, rounds: int) -> Setup:
-    """Let a run go on to more rounds, with the same bits as a run begun for that many.
-
-    Args:
-      folder: the run's folder.
-      config: the run's configuration.
-      variant: the method.
-      setup: the options of the run so far.
-      data: from `prepare` with its partition.
-      rounds: number of rounds of the whole run.
-
-    Returns:
-      The options with the new number of rounds, which is now in the configuration too.
-
-    Raises:
-      JaxflError: if there would be fewer rounds than before, a round of the method or a schedule differs in a
-        longer run, or no checkpoint is left to go on from.
-    """
-    before = setup.run.rounds
-    check_some("jaxfl resume", Continuation, {"rounds": rounds})
-    if rounds < before:
-        raise JaxflError(f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter.")
-    if rounds > before:
-        require_same_beginning(folder, variant, setup, data, rounds)
-    extend(folder, config, setup, rounds)
-    return setup.replace(rounds=rounds)
-
-
 def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: Data, rounds: int) -> None:
-    """Refuse to make a run longer if a new run of `rounds` rounds would begin otherwise; see `lengthen`.
+    """Refuse to make a run longer if a new run of `rounds` rounds would begin otherwise.
 
     Raises:
       JaxflError: if a round of the method or a schedule differs in a longer run.
@@ -59,7 +29,7 @@ def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: D
 
 
 def extend(folder: Path, config: dict, setup: Setup, rounds: int) -> None:
-    """Write that a run has more rounds, and that those still to come are not done; see `lengthen`.
+    """Write that a run has more rounds, and that those still to come are not done.
 
     Raises:
       JaxflError: if no checkpoint is left to go on from.

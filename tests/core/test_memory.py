@@ -14,9 +14,9 @@ from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.folder import variant
 from jaxfl.folder.owner import owned
-from jaxfl.runs import run
-from jaxfl.runs.engine_job import job_of
+from jaxfl.runs.engine_job import fit_to_machine, job_of
 from jaxfl.runs.loop import compilation, proceed
+from jaxfl.runs.open import begin
 from jaxfl.runs.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("optimised_compilation")  # so that programs need as much as for users
@@ -50,8 +50,9 @@ def start(folder, chosen, data, setup=SETUP):
     """Begin a run and run it to its end."""
     spent = compilation(chosen.programs)
     with owned(folder):
-        job, begun = run.start(folder, chosen, setup, data, lambda new: None)
-        (outcome,) = proceed(job, [begun], None, spent)
+        setup, data = fit_to_machine(chosen, setup, data)
+        begun = begin(folder, chosen, setup, data, lambda new: None)
+        (outcome,) = proceed(job_of([(chosen, setup)], data.federation), [begun], None, spent)
     if isinstance(outcome, JaxflError):
         raise outcome
 

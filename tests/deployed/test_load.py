@@ -284,7 +284,7 @@ def test_a_run_remembers_where_its_data_are_now(run, tmp_path):
     for place in ("here", "there"):
         jaxfl.resume(moved, data_dir=tmp_path / place, quiet=True)
     with pytest.raises(JaxflError, match=r"There is no file .*tiny\.npz"):
-        jaxfl.resume(moved, data_dir=tmp_path / "nowhere", rounds=1, quiet=True)
+        jaxfl.resume(moved, data_dir=tmp_path / "nowhere", rounds=5, quiet=True)
     config = jaxfl.load(moved).config
     assert config["options"]["data_dir"] == f"{tmp_path}/there"
     assert config["begun_in"] == run.config["options"]["data_dir"]

@@ -46,7 +46,7 @@ from jaxfl.machine import files
 from jaxfl.registry import METHODS
 from jaxfl.runs import interrupt
 from jaxfl.runs import loop as run_loop
-from jaxfl.runs import run as run_of_runs
+from jaxfl.runs import open as opening
 from jaxfl.runs.interrupt import deferred
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -913,12 +913,12 @@ def test_a_comparison_is_not_repeated_with_other_code(own, dataset, tmp_path, ca
         patch.setattr(code_of_runs, "_package", lambda: "another")
         code, said = main(capsys, *words)
     assert code == 0 and said.count("\n") == 1
-    assert f"2 of 2 runs in {folder} have finished with another version of jaxfl and are kept" in said
+    assert f"2 of 2 runs in {folder} have finished with another version of jaxfl, and are kept" in said
     own[0].write_text(own[0].read_text() + "other = 1\n")
     assert f"{own[0]} has changed since" in refusal(capsys, *words)
     code, said = main(capsys, *words, "--changed-code")
     assert code == 0 and said.count("\n") == 1
-    assert f"1 of 2 runs in {folder} have finished with another version of your code ({own[0]})" in said
+    assert f"1 of 2 runs in {folder} have finished with another version of your code" in said
     assert {run: contents(run) for run in folder.glob("*/*")} == written
 
 
@@ -931,7 +931,7 @@ def test_options_newer_than_a_run_have_their_defaults(finished, dataset, tmp_pat
     folder = tmp_path / "compared"
     words = ["compare", "fedavg", *dataset, *PLAIN, "--run-dir", folder]
     with monkeypatch.context() as patch:
-        patch.setattr(run_of_runs, "described", described)
+        patch.setattr(opening, "described", described)
         press(patch, times=1)
         assert main(capsys, *words)[0] == 130
     run = folder / "fedavg" / "seed-3"
@@ -940,7 +940,7 @@ def test_options_newer_than_a_run_have_their_defaults(finished, dataset, tmp_pat
     config["code"]["package"] = "another"
     (run / "config.json").write_text(json.dumps(config))
     code, said = main(capsys, *words, "--seeds", "2")
-    assert code == 0 and "jaxfl has changed since 1 of 1 runs" in said
+    assert code == 0 and "were begun with another version of jaxfl" in said
     assert len(json.loads((run / "result.json").read_text())["code"]) == 2
     found, made = (jaxfl.load(path).metrics for path in (run, finished))
     assert [line["loss"] for line in found] == [line["loss"] for line in made]

@@ -31,11 +31,12 @@ from jaxfl.folder import checkpoint, owner, store
 from jaxfl.folder.config import at_own_default, described
 from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparisons
+from jaxfl.grid import execute
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.results import plot, report
 from jaxfl.results.table import Cell, notes_on_code, notes_on_untrained, untrained
-from jaxfl.runs import prepare, run
+from jaxfl.runs import prepare
 from jaxfl.runs.lengthen import rates_depend_on_length
 from jaxfl.runs.prepare import check_setup
 
@@ -605,11 +606,9 @@ def test_a_failure_is_said_once_with_its_seeds():
     lost = {run: JaxflError(f"{run.parent.name}: diverged, see {run}") for run in planned}
     del lost[Path("all/local/seed-1")]
     told = ["fedavg: diverged, see their folders", "local (seed 0; seed 2): diverged, see their folders"]
-    assert comparisons._failure_sentences(planned, lost) == told
+    assert execute.sentences(planned, lost) == told
     run = Path("all/local/seed-2")
-    assert comparisons._failure_sentences(planned, {run: lost[run]}) == [
-        f"local (seed 2): diverged, see {run}"
-    ]
+    assert execute.sentences(planned, {run: lost[run]}) == [f"local (seed 2): diverged, see {run}"]
 
 
 def test_only_methods_with_a_complete_row_are_compared_against():
@@ -803,15 +802,15 @@ def test_only_methods_that_use_links_have_them(dataset, tmp_path):
 
 def test_a_resume_computes_on_this_machine_as_the_run_did(dataset, tmp_path, monkeypatch):
     """A resume uses the run's devices, clients at once and convolution."""
-    folder, proceed, used = tmp_path / "two", run.proceed, []
+    folder, proceed, used = tmp_path / "two", execute.proceed, []
 
-    def spied(job, *arguments):
+    def spied(job, *arguments, **options):
         federation = job.federation
         convolution = federation.groups[0].model.convolution
         used.append((federation.devices, federation.clients_at_once, convolution))
-        return proceed(job, *arguments)
+        return proceed(job, *arguments, **options)
 
-    monkeypatch.setattr(run, "proceed", spied)
+    monkeypatch.setattr(execute, "proceed", spied)
     cli.main(["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "one")])
     words = ["--devices", "2", "--clients-at-once", "2", "--convolution", "patches"]
     cli.main(["run", "fedavg", *dataset, *FEDERATION, *words, "--run-dir", str(folder)])
@@ -896,7 +895,7 @@ def test_finished_runs_of_a_method_that_is_an_object_are_kept_with_a_warning(dat
     logged = []
     for _ in range(2):
         jaxfl.compare(mine, run_dir=tmp_path / "compared", log=lambda *line: logged.append(line), **options)
-    assert "1 of 1 runs in" in (said := "".join(capsys.readouterr())) and "is an object are not seen" in said
+    assert "1 of 1 runs in" in (said := "".join(capsys.readouterr())) and "an object, whose edits" in said
     assert len(logged) == 1  # a run that had finished is not logged again
 
 

@@ -16,8 +16,7 @@ from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
-from jaxfl.grid import batch
-from jaxfl.grid import compare as comparing
+from jaxfl.grid import execute
 from jaxfl.results.result import SELECTED
 from jaxfl.results.watch import progress
 from jaxfl.runs import loop as run_loop
@@ -139,13 +138,13 @@ def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path, de
 @pytest.mark.parametrize("checkpoints", [(4, 4, 4, 4), (2, 4, 2, 4)])
 def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
     """Stopped runs share a program again with those at the same round, and the command says so."""
-    together, proceed = [], batch.proceed
+    together, proceed = [], execute.proceed
 
     def spied(job, runs, *arguments):
         together.append([run.done for run in runs])
         return proceed(job, runs, *arguments)
 
-    monkeypatch.setattr(batch, "proceed", spied)
+    monkeypatch.setattr(execute, "proceed", spied)
     compare([*options, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
     for of_run, last in zip(alone, checkpoints, strict=True):
         folder = folder_of(tmp_path / "run", *of_run)
@@ -158,10 +157,9 @@ def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, mo
     assert together[0] == [0, 0, 0, 0]
     assert together[1:] == ([[4, 4, 4, 4]] if len(set(checkpoints)) == 1 else [[2, 2], [4, 4]])
     both = "fedper,lr=0.05 fedper,lr=0.2"
-    said = [f"{both}: 4 runs as one program"]
-    if len(together) == 3:
-        apart = "(other number of rounds done than fedper,lr=0.05)"
-        said = [f"{both}: 2 runs as one program", f"{both}: 2 runs as one program {apart}"]
+    said = (
+        [f"{both}: 4 runs as one program"] if len(together) == 2 else [f"{both}: 2 runs as one program"] * 2
+    )
     assert [line for line in capsys.readouterr().out.splitlines() if "program" in line] == said
     assert_as_if_alone(tmp_path / "run", alone)
     assert all(checkpoint.saved(folder_of(tmp_path / "run", *of_run))[-1] == ROUNDS for of_run in alone)
@@ -231,15 +229,6 @@ def test_memory_is_freed_after_a_method_runs_out_of_it(options, tmp_path, capsys
     assert gone == [True]
 
 
-def test_the_command_says_why_a_run_runs_alone(options, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(batch, "proceed", lambda job, runs, *rest: [JaxflError("Not now.")] * len(runs))
-    with pytest.raises(SystemExit):
-        choices = ["fedper", "fedavg", "fedper,epochs=2,batch_size=4"]
-        cli.main(["compare", *choices, *options, "--run-dir", str(tmp_path / "run")])
-    said = [line for line in capsys.readouterr().out.splitlines() if " alone" in line]
-    assert said == ["fedper,epochs=2,batch_size=4: 1 run alone (other epochs, batch_size than fedper)"]
-
-
 def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, alone, tmp_path, capsys, monkeypatch):
     press(monkeypatch, evaluation=ROUNDS // 2)
     monkeypatch.setattr(memory, "most_that_fit", lambda *arguments: 1)
@@ -250,9 +239,9 @@ def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, alone, tmp_
 
 
 def test_ctrl_c_in_the_last_rounds_on_a_partition_begins_no_other(options, tmp_path, capsys, monkeypatch):
-    prepare, prepared = comparing.prepare, []
+    prepare, prepared = execute.prepare, []
     press(monkeypatch, evaluation=1)
-    monkeypatch.setattr(comparing, "prepare", lambda *given: prepared.append(given) or prepare(*given))
+    monkeypatch.setattr(execute, "prepare", lambda *given: prepared.append(given) or prepare(*given))
     short = ["--rounds", "2", "--partition-seeds", "2", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as end:
         cli.main(["compare", GRID[0], *options, *short])
@@ -263,14 +252,14 @@ def test_ctrl_c_in_the_last_rounds_on_a_partition_begins_no_other(options, tmp_p
 
 def test_an_impossible_partition_does_not_end_the_others(options, tmp_path, capsys, monkeypatch):
     """It is named, the others have a table; only if all are impossible, the command ends with the reason."""
-    prepare, impossible = comparing.prepare, {1}
+    prepare, impossible = execute.prepare, {1}
 
     def prepared(setup, *given):
         if (number := setup.partition.partition_seed) in impossible:
             raise JaxflError(f"None of 1000 draws fits partition {number}.")
         return prepare(setup, *given)
 
-    monkeypatch.setattr(comparing, "prepare", prepared)
+    monkeypatch.setattr(execute, "prepare", prepared)
     short = ["--rounds", "2", "--partition-seeds", "3", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit):
         cli.main(["compare", GRID[0], *options, *short])

@@ -1,30 +1,22 @@
 """One run, from its options to its result: begun, repeated, or resumed from only its folder."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jax
-
-from jaxfl.config.options import as_path
+from jaxfl.config.command_options import Continuation
+from jaxfl.config.options import as_path, check_some
 from jaxfl.config.setup import Setup
-from jaxfl.core.job import Job
 from jaxfl.errors import JaxflError
-from jaxfl.folder import checkpoint, code, store
+from jaxfl.folder import code, store
 from jaxfl.folder.config import described, restore, restore_setup
-from jaxfl.folder.moved_paths import moved
 from jaxfl.folder.owner import owned
 from jaxfl.folder.variant import Variant, own_setup, provided
-from jaxfl.machine.environment import environment
+from jaxfl.grid.execute import Watched, execute
+from jaxfl.grid.plan import Planned
 from jaxfl.machine.processes import agree
-from jaxfl.runs.engine_job import fit_to_machine, job_of, saved_state
-from jaxfl.runs.init_from import initial_arrays, start_from
 from jaxfl.runs.interrupt import limited
-from jaxfl.runs.lengthen import lengthen
 from jaxfl.runs.log import Log
-from jaxfl.runs.loop import Run, compilation, proceed
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.prepare import Data, images_of, prepare
 
 
 def run(
@@ -59,23 +51,12 @@ def run(
         if nothing was, the folder is removed.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    since, follow = time.perf_counter(), Log(log)
-    setup = provided(setup, [variant])
+    follow, setup = Log(log), provided(setup, [variant])
     folder = folder or store.free_folder(variant.method.name, setup.data.dataset)
     store.check_free(folder)
     agree("options", (described(variant, setup), folder.absolute(), profile))
-
-    def watch(new):
-        observer.progressed(f"{variant.label}, seed {setup.run.seed}", new)
-        follow(folder, new)
-
     with limited(max_seconds), follow, owned(folder):
-        data = prepare(setup, saved)
-        observer.prepared(setup, data, 1)
-        data = start_from(data, setup, saved, observer)
-        spent = compilation(variant.programs)
-        job, begun = start(folder, variant, setup, data, watch)
-        return folder, _only(proceed(job, [begun], data.client_devices, spent, profile, since))
+        return folder, _alone(folder, Planned(variant, setup), follow, observer, saved=saved, profile=profile)
 
 
 def repeat(
@@ -138,13 +119,9 @@ def resume(
         cannot become as long as asked for.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    since, data_dir = time.perf_counter(), data_dir and as_path(data_dir).absolute()
+    data_dir = data_dir and as_path(data_dir).absolute()
     agree("options", (rounds, devices, data_dir, changed_code, folder.absolute()))
     follow, config = Log(log), store.read_config(folder)
-
-    def watch(new, tell=observer.progressed):
-        tell(f"{config['label']}, seed {config['options']['seed']}", new)
-        follow(folder, new)
 
     def finished():
         if not store.holds(folder, store.RESULT):
@@ -152,12 +129,8 @@ def resume(
         found, metrics = store.read_finished(folder)
         if rounds not in (None, found["rounds"]):
             return None
-        watch(metrics, observer.kept)
+        _watch(config["label"], config["options"]["seed"], follow, observer)(folder, metrics, kept=True)
         return found
-
-    def keep_data_dir():  # called when nothing has refused to resume
-        if data_dir is not None:
-            store.change(folder, "data_dir", str(data_dir))
 
     with follow, limited(max_seconds):
         if data_dir is None and (found := finished()):  # readable without write access
@@ -165,106 +138,46 @@ def resume(
         with owned(folder):
             config = store.read_config(folder)  # its owner may just have ended or lengthened it
             if found := finished():
-                keep_data_dir()
+                if data_dir is not None:
+                    store.change(folder, "data_dir", str(data_dir))
                 return found
             then = code.latest(folder, config, store.read_metrics(folder))
             if not changed_code:
                 code.refuse_changed(folder, then)
             setup, variant = restore(folder, config, changed_code)
-            setup = setup if devices is None else setup.replace(devices=devices)
-            setup = setup if data_dir is None else setup.replace(data_dir=data_dir)
+            before, changed = setup.run.rounds, {"rounds": rounds, "devices": devices, "data_dir": data_dir}
+            check_some("jaxfl resume", Continuation, {"rounds": rounds})
+            setup = setup.replace(**{name: value for name, value in changed.items() if value is not None})
+            if setup.run.rounds < before:
+                raise JaxflError(
+                    f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter."
+                )
             if not code.same_package(then):
                 observer.warned(
                     f"jaxfl has changed since {folder} was computed; its result says from which round on "
                     "this version computes it."
                 )
-            data = start_from(prepare(setup, folder), setup, folder, observer)
-            if rounds is not None and (rounds != setup.run.rounds or store.holds(folder, store.RESULT)):
-                setup = lengthen(folder, config, variant, setup, data, rounds)
-            keep_data_dir()
-            observer.prepared(setup, data, 1)
-            spent, job = compilation(variant.programs), job_of([(variant, setup)], data.federation)
-            begun = reopen(folder, variant, setup, data, watch)
-            return _only(proceed(job, [begun], data.client_devices, spent, None, since))
+            return _alone(folder, Planned(variant, setup, further=rounds is not None), follow, observer)
 
 
-def start(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> tuple[Job, Run]:
-    """Begin a new run in a new folder, for `proceed`.
-
-    Args:
-      folder: new or empty folder.
-      variant: the method.
-      setup: the run's options.
-      data: from `prepare` with the same setup.
-      watch: called with the metrics of every round as they come.
+def _alone(folder: Path, entry: Planned, follow: Log, observer: Observer, **how) -> dict:
+    """Run a run that is alone to its end, and return its result.
 
     Raises:
-      JaxflError: if the folder is not free or cannot be written, or the method cannot run like this, see
-        `fit_to_machine`.
+      JaxflError: what `execute` says of it.
     """
-    setup, data = fit_to_machine(variant, setup, data)
-    return job_of([(variant, setup)], data.federation), begin(folder, variant, setup, data, watch)
+    watch = _watch(entry.variant.label, entry.setup.run.seed, follow, observer)
+    errors = execute({folder: entry}, entry.setup, Watched(watch, observer), **how)
+    for error in errors.values():
+        raise error
+    return store.read_finished(folder)[0]
 
 
-def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:
-    """Make the folder of a new run.
+def _watch(label: str, seed: int, follow: Log, observer: Observer) -> Callable[..., None]:
+    """Return what tells of a run's new metrics, see `Watched`."""
 
-    Args:
-      folder: new or empty folder.
-      variant: the method.
-      setup: the options of the run, from `fit_to_machine`.
-      data: the data, from `fit_to_machine`.
-      watch: called with the metrics of every round as they come.
+    def watch(folder, new, kept=False):
+        (observer.kept if kept else observer.progressed)(f"{label}, seed {seed}", new)
+        follow(folder, new)
 
-    Raises:
-      JaxflError: if the folder is not free or cannot be written.
-    """
-    config = described(variant, setup)
-    now = code.present(config)
-    agree("code", now)
-    config |= {
-        "models": [
-            {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
-            for model, count in data.models
-        ],
-        "data": images_of(data),
-        "starts": list(data.starts),
-        "environment": environment() | {"folder": str(folder.resolve())},
-        "code": now,
-    }
-    store.begin(folder, config, data.partition, data.source, data.federation.links, initial_arrays(data))
-    return Run(folder, config, variant, setup.machine, now, watch, [], new=True)
-
-
-def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:
-    """Reopen a run at its newest checkpoint.
-
-    Args:
-      folder: the run's folder.
-      variant: the method.
-      setup: the options of the run, see `restore`.
-      data: from `prepare` with its partition.
-      watch: called with the metrics of every round as they come.
-
-    Raises:
-      JaxflError: if there are checkpoints and none can be read, or one belongs to another configuration.
-    """
-    config = store.read_config(folder)
-    done, state = saved_state(folder, config, variant, setup, data.federation)
-    now = code.present(moved(folder, config, code=True))
-    agree("checkpoints", done)
-    agree("code", now)
-    metrics = store.trim(folder, done)
-    taken_over = None if code.same(code.latest(folder, config, metrics), now) else done
-    if data.federation.devices != config["options"].get("devices"):
-        config = store.change(folder, "devices", data.federation.devices)
-    checkpoint.trim(folder, done, setup.machine.keep_checkpoints)
-    state = jax.device_get(state)  # a run of several waits, while the device has other work
-    return Run(folder, config, variant, setup.machine, now, watch, metrics, state, taken_over=taken_over)
-
-
-def _only(outcomes: list[dict | JaxflError]) -> dict:
-    (outcome,) = outcomes
-    if isinstance(outcome, JaxflError):
-        raise outcome
-    return outcome
+    return watch
