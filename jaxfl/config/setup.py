@@ -172,7 +172,8 @@ class MachineOptions:
     memory, from which a round gets those of its clients. Methods that use all clients need the devices.
     docs/devices.md"""
     convolution: Literal["auto", "rows", "patches", "plain"] = "auto"
-    """How convolutions are computed: auto depends on backend and shapes."""
+    """How convolutions are computed, those of your own networks as well: auto depends on backend and shapes;
+    plain is XLA's."""
 
 
 @dataclasses.dataclass(frozen=True)

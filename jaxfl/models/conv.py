@@ -141,6 +141,11 @@ def using(name: str):
         _chosen.reset(token)
 
 
+def in_use() -> str:
+    """Return the name of the implementation in use."""
+    return _chosen.get()
+
+
 def _in_use() -> Convolution:
     return CONVOLUTIONS[_chosen.get()]
 
@@ -288,12 +293,15 @@ def _padded(x: jax.Array, padding: int, value: float = 0.0) -> jax.Array:
 
 def _pooled(combine: Callable, x: jax.Array, window: int, stride: int) -> jax.Array:
     """Combine windows of maps along the height and then the width."""
-    # Pairwise maxima have a cheaper gradient than one reduction over two axes.
     for name in "HW":
-        place = axis(name)
-        parts = _split(x, window, place) if window == stride else _shifted(x, window, stride, place)
-        x = functools.reduce(combine, parts)
+        x = pooled_along(axis(name), combine, x, window, stride)
     return x
+
+
+def pooled_along(place: int, combine: Callable, x: jax.Array, window: int, stride: int) -> jax.Array:
+    """Combine windows along one axis; pairwise maxima have a cheaper gradient than one over two axes."""
+    parts = _split(x, window, place) if window == stride else _shifted(x, window, stride, place)
+    return functools.reduce(combine, parts)
 
 
 def _shifted(x: jax.Array, size: int, stride: int, place: int) -> list[jax.Array]:

@@ -13,6 +13,7 @@ from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.model import Block, Model, Weights
+from jaxfl.models.own.convolved import convolved
 
 GIVEN = ("stats", "train", "key", "mask")  # besides parameters and inputs, for functions that name them
 
@@ -66,7 +67,11 @@ class OwnBlock:
     def apply(self, variables, x, *, train, mask, rngs=None, mutable=()) -> tuple[jax.Array, dict]:
         """Apply the block, as Linen's `apply`; maps that a block with a convolution returns are its tap."""
         weights = Weights(variables["params"], variables.get("batch_stats", {}))
-        y, stats = self.run(weights, x, train=train, key=(rngs or {}).get("dropout"), mask=mask)
+
+        def run(weights, x, key, mask):
+            return self.run(weights, x, train=train, key=key, mask=mask)
+
+        y, stats = convolved(run, weights, x, (rngs or {}).get("dropout"), mask)
         if not isinstance(y, jax.Array) or not _is_float(y):
             what = f"an array of {y.dtype}" if isinstance(y, jax.Array) else f"a {type(y).__name__}"
             raise JaxflError(f"{self.where}: it returns {what}, not an array of floats.")
