@@ -37,6 +37,7 @@ from jaxfl.grid import comparison
 from jaxfl.grid import run as runs
 from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.part import labels_of_part
+from jaxfl.machine.start import cpu_devices, start
 from jaxfl.results import report as reports
 from jaxfl.results.table import Table
 from jaxfl.runs.init_from import final_arrays
@@ -73,6 +74,7 @@ def run(
     Raises:
       JaxflError: if an option is unknown, of another type or out of range, or something is missing.
     """
+    _start(options.get("devices"))
     found, _ = registry.method(method)
     setup, own = _divide(options, found.config, found.name)
     variant = choose(method, **own)
@@ -136,6 +138,7 @@ def compare(
     """
     if not methods:
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
+    _start(options.get("devices"), run_dir)
     for name in options:
         if name not in hints(Training) and (owners := registry.owners(name)):
             chosen = [each for each in methods if isinstance(each, str)]
@@ -209,6 +212,7 @@ def resume(
     Raises:
       JaxflError: if the folder holds no run, or one that cannot be continued, or that another process runs.
     """
+    _start(devices, run_dir)
     folder = as_path(run_dir)
     given = {"rounds": rounds, "devices": devices, "data_dir": data_dir, "changed_code": changed_code}
     how = stated("jaxfl.resume", Continuation, Limit, ChangedCode, **given, max_seconds=max_seconds)
@@ -303,6 +307,12 @@ def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
         method are missing.
     """
     return final_arrays(as_path(run_dir))
+
+
+def _start(devices: Any, run_dir: str | Path | None = None) -> None:
+    """Let JAX start with a device for every core, as the command does, or as many as a run needs."""
+    before = store.devices_below(as_path(run_dir)) if run_dir else None
+    start(cpu_devices(devices if isinstance(devices, int) else None, before))
 
 
 def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:

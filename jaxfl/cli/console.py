@@ -21,8 +21,9 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import store
 from jaxfl.grid.study_file import usual_folder
 from jaxfl.machine.environment import versions
-from jaxfl.machine.files import below, cache_folder
+from jaxfl.machine.files import cache_folder
 from jaxfl.machine.processes import explained_loss, leave
+from jaxfl.machine.start import cpu_devices, start
 from jaxfl.runs.interrupt import CTRL_C, Interrupted, terminable
 from jaxfl.terminal import OUT
 
@@ -90,48 +91,21 @@ def _help() -> RichTable:
     return table
 
 
-MOST_DEVICES = 64  # of a process on a CPU with fewer cores
-
-
-def cpu_devices(arguments: list[str]) -> int:
-    """Return how many devices this process needs on a CPU: its share of --devices, else one per core.
-
-    So clients train on all cores at the same time. A run that is resumed or repeated has as many as before,
-    and so has a continued comparison or study. `main` reports errors in the arguments.
-    """
-    devices, before, processes, words = None, None, 1, []
+def devices_of(arguments: list[str]) -> int:
+    """Return how many devices a command needs on a CPU, see `cpu_devices`; `main` reports errors in it."""
+    asked, before, processes, words = None, None, 1, []
     with contextlib.suppress(JaxflError, OSError):
         words = [part for word in expand(arguments) for part in word.split("=", 1)]
     for word, value in itertools.pairwise(words):
         with contextlib.suppress(JaxflError, KeyError, ValueError, OSError):
             if word == "--devices":
-                devices = int(value)
+                asked = int(value)
             elif word == "--processes":
                 processes = int(os.environ["SLURM_NTASKS"] if value == "auto" else value)  # where JAX asks
             elif word in ("resume", "--from", "--run-dir") or (word == "study" and "--run-dir" not in words):
                 folder = usual_folder(study_path(value)) if word == "study" else Path(value)
-                found = below(folder, store.CONFIG)
-                counts = [store.read_config(path.parent)["options"]["devices"] for path in found]
-                before = max(filter(None, [before, *counts]), default=None)
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    devices = before if devices is None else devices
-    # Many more than cores wait for each other without end; the setup says that there are not so many.
-    most = max(cores, MOST_DEVICES)
-    return cores if devices is None else min(most, max(1, devices // max(1, processes)))
-
-
-# Devices wait for each other at the end of a round, and so do processes. XLA would end those of one process
-# after 30 to 40 seconds, and several processes after 30 minutes; here they may wait a day, 86,400 seconds.
-WAITS = (
-    "xla_cpu_collective_call_warn_stuck_timeout_seconds",
-    "xla_cpu_collective_call_terminate_timeout_seconds",
-    "xla_cpu_collective_timeout_seconds",
-    "xla_gpu_first_collective_call_warn_stuck_timeout_seconds",
-    "xla_gpu_first_collective_call_terminate_timeout_seconds",
-    "xla_gpu_executable_warn_stuck_timeout",
-    "xla_gpu_executable_terminate_timeout",
-)
+                before = max(filter(None, [before, store.devices_below(folder)]), default=None)
+    return cpu_devices(asked, before, processes)
 
 
 def entry() -> None:
@@ -140,11 +114,7 @@ def entry() -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder()))
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
-        jax.config.update("jax_num_cpu_devices", cpu_devices(sys.argv[1:]))
-    waits = [f"--{wait}=86400" for wait in WAITS if wait not in flags]
-    os.environ["XLA_FLAGS"] = " ".join([flags, *waits]).strip()
+    start(devices_of(sys.argv[1:]))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have what its encoding has not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -361,6 +361,12 @@ def inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
+def devices_below(folder: Path) -> int | None:
+    """Return the most devices that runs in a folder or below have; None if none is known."""
+    runs = (path.parent for path in below(folder, CONFIG))
+    return max(filter(None, (read_config(run)["options"].get("devices") for run in runs)), default=None)
+
+
 @reads
 def checksums(folder: Path) -> tuple[tuple, str]:
     """Return what tells a run's data from others, labels and images, and the checksum of its partition."""

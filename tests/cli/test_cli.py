@@ -480,15 +480,20 @@ def test_a_command_has_as_many_devices_as_asked_for(folder, tmp_path, monkeypatc
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert f" on {devices} x cpu" in ended.stdout
-    assert console.cpu_devices(["resume", f"{tmp_path}/run"]) == devices
-    assert console.cpu_devices(["compare", "fedavg", "--run-dir", str(tmp_path)]) == devices
-    assert console.cpu_devices(["run", "--from", f"{tmp_path}/run", "--run-dir", "new"]) == devices
-    assert console.cpu_devices(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
-    assert console.cpu_devices(["run", "fedavg", "--devices", "many"]) == devices - 1
+    code = "import jaxfl; print(jaxfl.resume('run', quiet=True).config['options']['devices'])"
+    (tmp_path / "run" / "result.json").unlink()
+    python = [sys.executable, "-W", "error", "-c", code]
+    ended = subprocess.run(python, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout == f"{devices}\n", ended.stderr  # also from Python, where JAX has not started
+    assert console.devices_of(["resume", f"{tmp_path}/run"]) == devices
+    assert console.devices_of(["compare", "fedavg", "--run-dir", str(tmp_path)]) == devices
+    assert console.devices_of(["run", "--from", f"{tmp_path}/run", "--run-dir", "new"]) == devices
+    assert console.devices_of(["run", "fedavg", "--devices", "6", "--processes", "2"]) == 3
+    assert console.devices_of(["run", "fedavg", "--devices", "many"]) == devices - 1
     auto = ["run", "fedavg", "--processes", "auto", "--devices", "64"]
-    assert console.cpu_devices(auto) == 64
+    assert console.devices_of(auto) == 64
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    assert console.cpu_devices(auto) == 16
+    assert console.devices_of(auto) == 16
 
 
 def test_a_study_goes_on_with_as_many_devices_as_its_runs(folder, tmp_path, monkeypatch):
@@ -499,9 +504,9 @@ def test_a_study_goes_on_with_as_many_devices_as_its_runs(folder, tmp_path, monk
     config = store.read_config(run)
     config["options"]["devices"] = 7
     (run / store.CONFIG).write_text(json.dumps(config))
-    assert console.cpu_devices(["study", "my.toml"]) == 7
-    assert console.cpu_devices(["study", "other.toml", "--run-dir", "runs/my"]) == 7
-    assert console.cpu_devices(["study", "other.toml"]) == len(os.sched_getaffinity(0))
+    assert console.devices_of(["study", "my.toml"]) == 7
+    assert console.devices_of(["study", "other.toml", "--run-dir", "runs/my"]) == 7
+    assert console.devices_of(["study", "other.toml"]) == len(os.sched_getaffinity(0))
 
 
 def test_a_run_of_a_method_object_is_not_resumed_as_another(from_python, tmp_path, capsys):
