@@ -6,14 +6,12 @@ began it. Another code that took over is in the metrics, at the first round that
 
 import functools
 import hashlib
-from collections.abc import Collection
 from pathlib import Path
 
 from jaxfl.config.own_code import helpers
 from jaxfl.errors import JaxflError
 from jaxfl.folder.config import own_objects
 from jaxfl.folder.moved_paths import moved_code
-from jaxfl.folder.used_source import needed
 from jaxfl.machine.processes import on_first_process
 
 
@@ -25,10 +23,8 @@ def present(config: dict) -> dict:
     named = own_objects(config)
     # The script that runs this and files that another run names are not part of this run.
     near = [path for path in helpers({own.resolve().parent for own in named}) if path.suffix == ".py"]
-    whole = {path.resolve() for path in near}  # what others take from these files is not known
-    used = {path.resolve(): () if path.resolve() in whole else names for path, names in named.items()}
-    files = {path: _fingerprint(path, used.get(path, ())) for path in sorted({*whole, *used})}
-    return {"package": _package(), "files": {str(path): fingerprint for path, fingerprint in files.items()}}
+    files = sorted({path.resolve() for path in (*named, *near)})
+    return {"package": _package(), "files": {str(path): _digest(path) for path in files}}
 
 
 def latest(folder: Path, config: dict, metrics: list[dict]) -> dict:
@@ -82,21 +78,11 @@ def refuse_changed(folder: Path, then: dict) -> None:
 
 def changed(code: dict) -> list[str]:
     """Return the user's files that have changed."""
-
-    def same(path, then):
-        names, _, _ = then.partition(":")
-        return then == _fingerprint(path, names.split("+"))
-
-    return [path for path, then in code["files"].items() if not same(Path(path), then)]
+    return [path for path, then in code["files"].items() if then != _digest(Path(path))]
 
 
-def _fingerprint(path: Path, names: Collection[str]) -> str | None:
-    """Return the names of what is used of a Python file, and the digest of what that depends on."""
-    if not path.is_file():
-        return None
-    names = sorted(filter(None, names))
-    text = needed(path.read_text(encoding="utf-8", errors="replace"), names)
-    return f"{'+'.join(names)}:{hashlib.sha256(text.encode()).hexdigest()}"
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -107,6 +93,5 @@ def _package() -> str:
     """Return the fingerprint of all source files of jaxfl."""
     digest = hashlib.sha256()
     for path in sorted(_ROOT.rglob("*.py")):
-        of_file = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(_ROOT)} {of_file}".encode())
+        digest.update(f"{path.relative_to(_ROOT)} {_digest(path)}".encode())
     return digest.hexdigest()

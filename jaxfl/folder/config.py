@@ -156,18 +156,12 @@ def training_of(config: dict) -> dict[str, Any]:
     return _restored(Training, chosen)
 
 
-def own_objects(config: dict) -> dict[Path, set[str]]:
-    """Return the user's Python files in a configuration, and the names of what is used of each of them.
-
-    These are methods, models, data sets, partitions and schedules.
-    """
-    values, found = [config["method"], *config["options"].values()], {}
+def own_objects(config: dict) -> list[Path]:
+    """Return the Python files of the user's methods, models, data sets, ... in a configuration."""
+    values = [config["method"], *config["options"].values()]
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    for text in texts:
-        if isinstance(text, str) and (path := choices.file(text)):
-            name, _ = choices.split(text)
-            found.setdefault(path, set()).add(name.rpartition(":")[2])
-    return found
+    files = (choices.file(text) for text in texts if isinstance(text, str))
+    return list(dict.fromkeys(filter(None, files)))
 
 
 def _refuse_code_within(folder: Path, config: dict) -> None:

@@ -274,7 +274,7 @@ def test_model_partition_data_and_method_may_be_user_code(folder, tmp_path, monk
 def test_a_users_network_in_an_option_is_found_from_any_folder(folder, tmp_path, monkeypatch):
     written = config.described(choose("fedkemf,knowledge=own.py:linear"), Setup())
     assert written["options"]["knowledge"] == f"{folder}/own.py:linear" and written["method"] == "fedkemf"
-    assert list(config.own_objects(written)) == [folder / "own.py"]
+    assert config.own_objects(written) == [folder / "own.py"]
     monkeypatch.chdir(tmp_path)
     _, variant = config.restore(tmp_path, written)
     assert variant.config.knowledge == f"{folder}/own.py:linear"
