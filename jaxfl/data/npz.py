@@ -1,4 +1,4 @@
-"""Reading ``.npz`` files written elsewhere: any arrays, and labelled images or vectors."""
+"""Reading ``.npz`` files written elsewhere: any arrays, and labelled images, vectors or windows."""
 
 import tokenize
 import zipfile
@@ -49,13 +49,17 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
+KINDS = {"images": "(N, H, W) or (N, H, W, C)", "features": "(N, d)", "windows": "(N, T, C)"}
+AXES = {"images": (3, 4), "features": (2,), "windows": (3,)}
+
+
 def read_source(name: str, path: Path, labelled: bool = True) -> Source:
-    """Read labelled images or vectors.
+    """Read labelled images, vectors or windows of signals.
 
     The arrays are ``images`` (N, H, W) or (N, H, W, C), uint8 or float, or in their place ``features``
-    (N, d), also integers; ``labels`` (N,) that number the classes 0, 1, 2, ... without a gap, or are words;
-    and optionally ``split`` (N,), either the words "train" and "test" or True for a training row. Every
-    further array (N,) of integers or words is a column.
+    (N, d) or ``windows`` (N, T, C), also integers; ``labels`` (N,) that number the classes 0, 1, 2, ...
+    without a gap, or are words; and optionally ``split`` (N,), either the words "train" and "test" or True
+    for a training row. Every further array (N,) of integers or words is a column.
 
     Args:
       name: of the source.
@@ -66,19 +70,24 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
       JaxflError: if the file cannot be read, lacks an array, or `from_arrays` refuses one.
     """
     arrays = read(path, required=())
-    kind = "features" if "features" in arrays and "images" not in arrays else "images"
+    kind, *others = [kind for kind in KINDS if kind in arrays] or ["images"]
+    if others:
+        raise JaxflError(f"{path} holds {kind} and {' and '.join(others)}; keep the one that is meant.")
     if not labelled and kind in arrays and "labels" not in arrays:
         arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[kind])), int)
         arrays.setdefault("split", np.ones(len(arrays["labels"]), bool))
     if missing := [what for what in ("labels", kind) if what not in arrays]:
-        lacks = " and ".join(missing).replace("images", "images or features")
+        lacks = " and ".join(missing).replace("images", "images, features or windows")
         raise JaxflError(
             f"{path} lacks {lacks}; it holds {', '.join(arrays) or 'nothing'}; give its arrays these names."
         )
     examples, labels, split = arrays.pop(kind), arrays.pop("labels"), arrays.pop("split", None)
-    if (examples.ndim == 2) != (kind == "features"):
-        wanted = "(N, d)" if kind == "features" else "(N, H, W) or (N, H, W, C); name vectors (N, d) features"
-        raise JaxflError(f"{path}: {kind} have shape {examples.shape}, not {wanted}.")
+    if examples.ndim not in AXES[kind]:
+        forms = "; ".join(f"{name} are {form}" for name, form in KINDS.items())
+        raise JaxflError(f"{path}: {kind} have shape {examples.shape}; {forms}: give the array its name.")
+    if kind == "windows":  # images of a single row
+        examples = examples[:, None]
+        examples = examples.astype(np.float32) if examples.dtype.kind in "biu" else examples
     if split is not None and np.isin(split, ("train", "test")).all():
         split = split == "train"
     columns = {key: values for key, values in arrays.items() if is_column(values, len(examples))}

@@ -103,8 +103,8 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     ),
     Reader(
         {
-            "path/to/file.npz": "arrays images (N, H, W[, C]) or features (N, d), labels (N,), and perhaps "
-            "split"
+            "path/to/file.npz": "arrays images (N, H, W[, C]), features (N, d) or windows (N, T, C), "
+            "labels (N,), and perhaps split"
         },
         takes=lambda name: name.endswith(".npz"),
         read=lambda name, data_dir, labelled: npz.read_source(name, as_path(name), labelled),

@@ -207,13 +207,22 @@ IMAGES = random_images(10, 2, 2)
 LABELS = np.arange(10) % 2
 
 
+def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path):
+    windows, labels = np.random.default_rng(0).integers(-9, 9, (20, 7, 3)), np.arange(20) % 2
+    source = load(write(tmp_path / "windows.npz", windows=windows, labels=labels, split=np.ones(20, bool)))
+    assert source.images.shape == (20, 1, 7, 3) and source.images.dtype == np.float32
+    mean, std = training_moments(source, [np.arange(20)])
+    np.testing.assert_allclose([mean.ravel(), std.ravel()], [windows.mean((0, 1)), windows.std((0, 1))])
+
+
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
         ({"images": IMAGES}, "lacks labels; it holds images"),
-        ({"images": IMAGES[0], "labels": LABELS}, r"shape \(2, 2\), .* name vectors \(N, d\) features"),
-        ({"features": IMAGES, "labels": LABELS}, r"features have shape \(10, 2, 2\), not \(N, d\)"),
-        ({"labels": LABELS}, "lacks images or features; it holds labels"),
+        ({"images": IMAGES[0], "labels": LABELS}, r"images have shape \(2, 2\); .* features are \(N, d\)"),
+        ({"features": IMAGES, "labels": LABELS}, r"shape \(10, 2, 2\); .* windows are \(N, T, C\)"),
+        ({"images": IMAGES, "windows": IMAGES, "labels": LABELS}, "holds images and windows; keep the one"),
+        ({"labels": LABELS}, "lacks images, features or windows; it holds labels"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, "at least one of each"),
         ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64"),
         ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "NaN or infinite"),
@@ -379,7 +388,7 @@ def test_public_images_need_no_labels(tmp_path):
     np.savez(tmp_path / "some.npz", images=images, split=["test"] * 4 + ["train"] * 2)
     check(load(str(tmp_path / "some.npz"), labelled=False), 2, 4, (8, 9, 1), 1)
     np.savez(tmp_path / "none.npz", images=np.uint8(3))
-    with pytest.raises(JaxflError, match=r"images have shape \(\), not"):
+    with pytest.raises(JaxflError, match=r"images have shape \(\); images are"):
         load(str(tmp_path / "none.npz"), labelled=False)
 
 
