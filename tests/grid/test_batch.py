@@ -18,7 +18,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
 from jaxfl.grid import batch
 from jaxfl.grid import compare as comparing
-from jaxfl.results.result import SELECTED
+from jaxfl.results.notes import SELECTED
 from jaxfl.results.watch import progress
 from jaxfl.runs import loop as run_loop
 

@@ -23,12 +23,12 @@ from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
-from jaxfl.results import row_scores
+from jaxfl.results import measures
 from jaxfl.results.clients import as_csv
+from jaxfl.results.measures import SCORES, Rows, macro_f1
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
-from jaxfl.results.row_scores import ROW_SCORES, Rows
-from jaxfl.results.scores import accuracy, macro_f1, of_present, of_teachers
+from jaxfl.results.scores import accuracy, cohort_accuracy, teacher_accuracy
 
 SIZES = (7, 10)
 
@@ -105,7 +105,11 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
     show = ["auc", "precision", "recall", "loss", "validation-loss", "confusion", "lowest", "per-class"]
     more = {"validation_fraction": 0.3, "client_state": state, "show": show, "run_dir": tmp_path / "run"}
     run = jaxfl.run(method, **chosen | more)
-    new, expected, confusion = run.result["newcomers"]["clients"], {name: [] for name in ROW_SCORES}, 0
+    new, expected, confusion = (
+        run.result["newcomers"]["clients"],
+        {name: [] for name, score in SCORES.items() if score.rows},
+        0,
+    )
     for client in range(4):
         if client in new:
             continue
@@ -150,8 +154,8 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
 def test_the_auc_is_of_the_classes_that_a_client_has():
     truth, likely = np.array([0, 2, 2, 0]), np.array([0.5, 0.25, 0.25])[None] * np.arange(1, 5)[:, None] / 4
     rows = Rows(truth, np.log(likely), truth)
-    assert row_scores.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
-    assert np.isnan(row_scores.auc(rows._replace(truth=np.zeros(4, int))))
+    assert measures.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
+    assert np.isnan(measures.auc(rows._replace(truth=np.zeros(4, int))))
 
 
 def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path):
@@ -308,7 +312,7 @@ def test_a_cohort_is_pooled_over_rows():
     right, rows = np.array([[1, 0], [3, 3]]), np.array([[1, 1], [4, 4]])
     nothing = np.zeros(2, int)
     (scores, mask) = [Score(right, rows, rows, nothing, nothing, nothing)], [np.ones(2, bool)]
-    assert of_present(scores, mask) == pytest.approx({"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10})
+    assert cohort_accuracy(scores, mask) == pytest.approx({"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10})
 
 
 def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
@@ -319,10 +323,10 @@ def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
         for right, finite in (([4, 9, 5, 1], 1), ([7, 0, 6, 10], 0))
     )
     present = [np.array([1, 1, 1, 0], bool)]
-    found = of_teachers(teacher, own, present)
+    found = teacher_accuracy(teacher, own, present)
     assert found == {"teacher": pytest.approx({"mean": 0.65, "pooled": 0.65, "lead": 0.2})}
-    assert of_teachers(teacher, None, present)["teacher"].keys() == {"mean", "pooled"}
-    assert of_teachers(teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
+    assert teacher_accuracy(teacher, None, present)["teacher"].keys() == {"mean", "pooled"}
+    assert teacher_accuracy(teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
 
 
 def test_a_summary_is_of_the_last_ten_and_of_the_best():
