@@ -141,6 +141,12 @@ def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.n
     return f1.sum(1) / ((either > 0).sum(1) + astray)
 
 
+def balanced(counts: Any) -> np.ndarray:
+    """Return each client's mean recall over the classes that it has rows of, (n,), as in scikit-learn."""
+    recalls = counts.right / np.maximum(counts.rows, 1)
+    return recalls.sum(1) / (counts.rows > 0).sum(1)
+
+
 def auc(rows: Rows) -> float:
     """Return the area under the ROC curve of each class against the rest, as a mean over a client's classes.
 
@@ -199,6 +205,7 @@ SCORES = by_name(
         missing="no run has validation rows; clients hold some out with --validation-fraction",
         overall=validation,
     ),
+    _score("balanced", "balanced accuracy %", counts=balanced),
     _score("auc", "AUC %", rows=auc),
     _score("precision", "macro precision %", rows=precision),
     _score("recall", "macro recall %", rows=recall),

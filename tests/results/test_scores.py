@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import long, tiny_models, tiny_partition, tiny_source
-from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score, roc_auc_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 
 import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
@@ -40,6 +47,14 @@ def test_macro_f1_is_that_of_scikit_learn():
     assert macro_f1(*(count[None] for count in counts)) == pytest.approx(
         f1_score(truth, taken_for, average="macro")
     )
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    truth, taken_for = np.array([0, 2, 3])[rng.integers(0, 3, 40)], rng.integers(2, 4, 40)
+    right, rows = (np.bincount(which, minlength=7)[None] for which in (truth[truth == taken_for], truth))
+    found = SCORES["balanced"].counts(SimpleNamespace(right=right, rows=rows))
+    assert found == pytest.approx(balanced_accuracy_score(truth, taken_for))
 
 
 def test_newcomers_are_drawn_from_every_architecture_and_are_in_no_cohort():
@@ -102,12 +117,22 @@ def chosen(dataset):
 @pytest.mark.parametrize(("method", "state"), [("fedper", "device"), long("fedavg", "host")])
 def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, state):
     """They are of the deployed models and their clients' own rows, without newcomers."""
-    show = ["auc", "precision", "recall", "loss", "validation-loss", "confusion", "lowest", "per-class"]
+    show = [
+        "balanced",
+        "auc",
+        "precision",
+        "recall",
+        "loss",
+        "validation-loss",
+        "confusion",
+        "lowest",
+        "per-class",
+    ]
     more = {"validation_fraction": 0.3, "client_state": state, "show": show, "run_dir": tmp_path / "run"}
     run = jaxfl.run(method, **chosen | more)
     new, expected, confusion = (
         run.result["newcomers"]["clients"],
-        {name: [] for name, score in SCORES.items() if score.rows},
+        {name: [] for name, score in SCORES.items() if score.counts or score.rows},
         0,
     )
     for client in range(4):
@@ -121,6 +146,7 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
         known = likely[:, own] / likely[:, own].sum(1, keepdims=True)
         binary = {"y_score": known[:, 1]} if len(own) == 2 else {"y_score": known, "multi_class": "ovr"}
         expected["auc"].append(roc_auc_score(truth, **binary))
+        expected["balanced"].append(recall_score(truth, taken_for, labels=own, average="macro"))
         expected["precision"].append(precision_score(truth, taken_for, average="macro", zero_division=0))
         expected["recall"].append(recall_score(truth, taken_for, average="macro", zero_division=0))
         expected["loss"].append(-np.log(likely[np.arange(len(rows)), truth]).mean())
