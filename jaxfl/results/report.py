@@ -40,7 +40,7 @@ def report(
       show: further columns, see `jaxfl.results.measures.usual_columns`; also drawn.
       target: accuracies, for what runs have spent until they reached them; the runs need not have been given
         them as targets.
-      against: see `tabulate`.
+      against: a label of the table. A further column shows how much more accurate the others are.
       notes: further sentences under the table.
       pictures: their format, "png", "pdf" or "svg".
       select: the evaluation that the accuracies are of, see `jaxfl.results.result.selected`.
@@ -78,19 +78,9 @@ def tabulate(
     tune: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return the table of some runs: a row for each label, a column for each measure; see `report`.
+    """Return the table of some runs: a row for each label, a column for each measure.
 
-    Args:
-      frame: the runs.
-      show: as in `report`.
-      against: a label of the table. A further column shows how much more accurate the others are.
-      select: as in `report`.
-      hide: as in `report`.
-      tune: as in `report`.
-      notes: as in `report`.
-
-    Raises:
-      JaxflError: as in `report`.
+    The arguments, and what they raise, are those of `report`.
     """
     runs = said.on_runs(frame, select=select)
     check_tuned(tune, itertools.chain(*(choices.split(run.method)[1] for run in frame if tune)))
