@@ -24,7 +24,9 @@ from jaxfl.deployed.export import span
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.machine.processes import is_first
-from jaxfl.results.table import Table, as_text, notes_on_untrained, tabulate, untrained
+from jaxfl.results.frame import finished_run
+from jaxfl.results.report import tabulate
+from jaxfl.results.table import Table, as_text
 from jaxfl.runs.architectures import architectures
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
@@ -129,9 +131,9 @@ def few(names: Iterable[str]) -> str:
 
 def print_result(result: dict, folder: Path) -> None:
     """Print the result of a run."""
-    show = store.read_config(folder)["options"].get("show", ())
-    table, known = tabulate([(result["method"], result)], show), untrained(store.read_metrics(folder))
-    OUT.print(as_text(table._replace(notes=(*table.notes, *notes_on_untrained([known]))), OUT.width))
+    options = store.read_config(folder)["options"]
+    run = finished_run(folder, (result["seed"], 0), result["method"], target=options.get("target", ()))
+    OUT.print(as_text(tabulate([run], options.get("show", ())), OUT.width))
     if result.get("stopped"):
         OUT.print(f"It has stopped after round {result['rounds']}: {result['stopped']}.")
     seconds = result["seconds"]

@@ -68,7 +68,7 @@ def compare(
       folder: new folder, or that of an earlier comparison with the same options, which is continued; by
         default runs/compare-DATASET. Runs with fewer rounds go on to as many.
       partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
-      hide: usual columns that the table is to leave out, see `jaxfl.results.table.tabulate`.
+      hide: usual columns that the table is to leave out, see `jaxfl.results.measures.usual_columns`.
       tune: options; of the variants that differ only in these, the best one stays, see `jaxfl.results.tuned`.
       select: the evaluation that its accuracies are of, see `jaxfl.results.result.selected`.
       against: name or label of a variant, without what is tuned. Once all of its runs have finished, a

@@ -4,9 +4,11 @@ A setting is one value of every axis. Its runs are a comparison in its own folde
 comparisons is true here: finished runs are kept, begun ones go on, a run that fails does not end the others.
 """
 
+import contextlib
 import itertools
 import os
 import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -33,11 +35,10 @@ from jaxfl.grid.study_file import (
     usual_folder,
     without_axis,
 )
-from jaxfl.grid.study_table import Cells, as_runs, measures_of, tabulate, tuned
+from jaxfl.grid.study_table import as_runs, in_words, measures_of, tabulate, without_tuned
 from jaxfl.machine import files
-from jaxfl.results.result import selected
-from jaxfl.results.table import Table, as_csv, as_latex, as_markdown, untrained
-from jaxfl.results.target import by_target
+from jaxfl.results.frame import Frame, finished_run
+from jaxfl.results.table import Table, written
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 
@@ -126,44 +127,38 @@ def run(
                 for sentence in sentences
             ]
     with in_turn(folder):
-        cells = finished(study, folder)
-        complete = {place for place in mine if _is_complete(cells, everything[place], mine[place])}
+        frame = finished(study, folder)
+        complete = {place for place in mine if _is_complete(study, frame, everything[place], mine[place])}
         failures = [sentence for about, sentence in failures if about not in complete]
-        if cells.results:
-            return _written(cells, folder, pictures), failures
+        if frame:
+            return _written(study, frame, folder, pictures), failures
     if store.holds(folder, store.STUDY):
         observer.warned(f"{folder / store.STUDY} and the files beside it are from runs with other options.")
     return None, failures
 
 
-def finished(study: Study, folder: Path) -> Cells:
-    """Return the results of finished runs that were begun as the study plans them, and are not damaged."""
-    results = {}
+def finished(study: Study, folder: Path) -> Frame:
+    """Return the finished runs that were begun as the study plans them, without their metrics.
+
+    Those that are damaged, or lack the validation rows to select by, are left out: `compare` has said so.
+    """
+    frame = []
     for setting in settings(study):
         variants, setup = planned(study, setting)
-        choice_of = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
+        method = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
         try:
             setup = provided(setup, variants)
             runs = plan(_folder(study, folder, setting), variants, setup, study.seeds, study.partition_seeds)
         except JaxflError:  # it has ended this setting
             continue
         for run, entry in runs.items():
-            try:
-                if not (is_begun(run, entry) and store.holds(run, store.RESULT)):
-                    continue
-                result, metrics = store.read_finished(run)
-                data, rows = store.checksums(run)
-            except JaxflError:  # it is damaged, as `compare` has said
-                continue
-            try:
-                result = selected(result, metrics, study.select)
-            except JaxflError:  # it has no validation rows, as `compare` has said
-                continue
+            case = method[entry.variant.label], in_words(setting)
             draw = entry.setup.run.seed, entry.setup.partition.partition_seed
-            of_choice = results.setdefault((setting_name(setting), choice_of[entry.variant.label]), {})
-            further = {"targets": by_target(metrics, setup.run.target), "untrained": untrained(metrics)}
-            of_choice[draw] = result | further | {"data": data, "rows": rows}
-    return Cells(study, results)
+            with contextlib.suppress(JaxflError):
+                if is_begun(run, entry) and store.holds(run, store.RESULT):
+                    found = finished_run(run, draw, *case, setup.run.target, study.select)
+                    frame.append(found._replace(metrics=[]))
+    return frame
 
 
 def _of_part(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Path, set[str]]:
@@ -174,11 +169,10 @@ def _of_part(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Pa
     return {place: mine[place] for place in everything if place in mine}
 
 
-def _is_complete(cells: Cells, setting: Mapping[str, Any], chosen: Collection[str]) -> bool:
+def _is_complete(study: Study, frame: Frame, setting: Mapping[str, Any], chosen: Collection[str]) -> bool:
     """Return whether all runs of some methods in a setting have finished, also those of another process."""
-    study = cells.study
-    number = study.seeds * study.partition_seeds
-    return all(len(cells.results.get((setting_name(setting), choice), {})) == number for choice in chosen)
+    there = Counter(run.method for run in frame if run.setting == in_words(setting))
+    return all(there[choice] == study.seeds * study.partition_seeds for choice in chosen)
 
 
 def _require_free(folder: Path, places: Collection[Path]) -> None:
@@ -216,22 +210,19 @@ def _rounds(study: Study, setting: Mapping[str, Any], chosen: Collection[str]) -
     return rounds * len(chosen) * study.seeds * study.partition_seeds
 
 
-def _written(cells: Cells, folder: Path, pictures: str) -> Table:
+def _written(study: Study, frame: Frame, folder: Path, pictures: str) -> Table:
     """Write the table of a study's finished runs, and its picture."""
-    study, table = cells.study, tabulate(cells)
-    forms = {store.STUDY: as_csv, "study.md": as_markdown, "study.tex": as_latex}
-    texts = {name: form(table) for name, form in forms.items()}
-    files.write_texts(folder, texts | {"runs.csv": as_runs(cells)})
+    table = tabulate(study, frame)
+    files.write_texts(folder, written(table, "study") | {"runs.csv": as_runs(study, frame)})
     from jaxfl.results import plot  # here: other commands need not wait for it
 
     if len(study.show) > 1:
-        by_measure = tabulate(cells._replace(study=study._replace(columns=SHOW)))
+        by_measure = tabulate(study._replace(columns=SHOW), frame)
         draw = partial(plot.draw_panels, by_measure, study.title)
     else:
-        shown, _ = tuned(cells)
-        shape = len(shown.study.methods), len(shown.study.axes)
-        form = plot.draw_grid if shape == (1, 2) else plot.draw_table
-        draw = partial(form, table, study.title, next(iter(measures_of(study).values())).title)
+        shown = without_tuned(study)
+        form = plot.draw_grid if (len(shown.methods), len(shown.axes)) == (1, 2) else plot.draw_table
+        draw = partial(form, table, study.title, measures_of(study)[0].title)
     files.write_pictures(folder, {f"study.{pictures}": draw})
     return table
 

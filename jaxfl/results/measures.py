@@ -1,104 +1,251 @@
-"""What can be read off a run's result: its scores and its costs, by the names of `--show` and of studies."""
+"""What runs are compared by: scores of clients' models and costs, by the names of `--show` and of studies.
 
+A new one is one entry in a table below: records, tables, studies, pictures and logs ask these.
+"""
+
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.results.row_scores import CONFUSION, ROW_SCORES
 
+NOTHING: Any = 0  # the precision of a class that is not predicted, and the recall of one without rows
 PER_CLASS = "per-class"  # not one measure but one for each class
+ONLY = "*"  # in a path the only entry there
+CONFUSION = "confusion"  # of all clients' rows: a matrix, which has no column
 
 
 class Measure(NamedTuple):
     """A value by which results are compared.
 
     Args:
+      name: its name in `--show` and in studies.
       title: its name in words, with its unit.
-      value: returns it for a result, NaN if that has none.
-      of_clients: returns it for every client by id, None for newcomers; None if clients have no such value.
+      paths: where results have it, entry by entry; of several the sum.
       better: returns the best of some values; None if none is best.
+      unit: what it is divided by; None for a share, which is shown in percent.
+      absent: its value where a result has none.
       missing: why a run may have no value, and what to do, for a note.
+      note: what it is, for a note, if the title does not say that.
+      goal: the target until which it counts, in words; runs that miss it have no value.
+      overall: returns a score of all clients except newcomers, NaN without a value; every record has it.
+      counts: returns (n,), the score of each client, NaN without a value; where `--show` asks for it.
+      rows: returns the score of one client, NaN without a value; where `--show` asks for it.
+      validates: whether `rows` are validation rows, not test rows.
     """
 
+    name: str
     title: str
-    value: Callable[[dict], float]
-    of_clients: Callable[[dict], list[float | None]] | None = None
-    better: Callable[[Sequence[float]], float] | None = None
+    paths: Sequence[tuple]
+    better: Callable[..., float] | None = None
+    unit: float | None = None
+    absent: float = math.nan
     missing: str = ""
+    note: str = ""
+    goal: str = ""
+    overall: Callable[[Any], float] | None = None
+    counts: Callable[[Any], np.ndarray] | None = None
+    rows: Callable[["Rows"], float] | None = None
+    validates: bool = False
+
+    def value(self, result: dict) -> float:
+        """Return it for a result, or for a record with scores; NaN if that has none."""
+        amounts = [_at(result, path) for path in self.paths]
+        return self.absent if None in amounts else self._shown(sum(amounts))
+
+    def clients(self, result: dict) -> list[float]:
+        """Return it for every client by id, NaN for newcomers; nothing if clients have no such value."""
+        (*moment, last), *_ = self.paths
+        each = _at(result, (*moment, "per_client")) if last == "mean" else None
+        return [math.nan if value is None else self._shown(value) for value in each or ()]
+
+    def _shown(self, value: float) -> float:
+        return 100 * value if self.unit is None else value / self.unit
 
 
-# ---- scores: entries of "accuracy" and "received", see `jaxfl.results.scores.accuracy`
+def _at(found: Any, path: Sequence) -> Any:
+    """Return what is at the end of a path through dictionaries and lists, None if it ends before."""
+    for entry in path:
+        if entry == ONLY:
+            found = next(iter(found.values())) if found and len(found) == 1 else None
+        elif isinstance(found, dict):
+            found = found.get(entry)
+        else:
+            found = found[entry] if found and entry < len(found) else None
+    return found
 
 
-def percent(share: float | None) -> float:
-    """Return a share in percent, NaN for None."""
-    return math.nan if share is None else 100 * share
+def by_name(*measures: Measure) -> dict[str, Measure]:
+    """Return measures by their names."""
+    return {measure.name: measure for measure in measures}
 
 
-def _of_deployed(title: str, entry: str, better: Callable = max) -> Measure:
-    return Measure(title, lambda result: percent(result["accuracy"][entry]), None, better)
+class Rows(NamedTuple):
+    """Some rows of a client, and what its model says of them.
+
+    Args:
+      truth: (m,) int, classes as the data set numbers them.
+      logs: (m, C) float64, logarithms of their probabilities; -inf of a class that the client does not know.
+      predicted: (m,) int, the most likely classes; -1 for an output that stands for none.
+    """
+
+    truth: np.ndarray
+    logs: np.ndarray
+    predicted: np.ndarray
 
 
-def _mean_of(moment: str, title: str) -> Measure:
-    return Measure(
-        title,
-        lambda result: percent(result[moment]["mean"]),
-        lambda result: [percent(share) for share in result[moment]["per_client"]],
-        max,
-    )
+# ---- definitions; counts are those of `jaxfl.core.score.Score`, of n clients as int64
 
 
-def _of_rows(name: str, title: str, better: Callable) -> Measure:
-    def shown(share):
-        return percent(share) if title.endswith("%") else math.nan if share is None else share
-
-    def of(result):
-        nothing = {"mean": None, "per_client": [None] * len(result["accuracy"]["per_client"])}
-        return result["accuracy"].get("scores", {}).get(name, nothing)
-
-    return Measure(
-        title,
-        lambda result: shown(of(result)["mean"]),
-        lambda result: [shown(value) for value in of(result)["per_client"]],
-        better,
-        f"no run has computed it; runs that begin with --show {name} do",
-    )
+def shares(counts: Any) -> np.ndarray:
+    """Return the accuracy of each client, (n,)."""
+    return counts.right.sum(1) / counts.rows.sum(1)
 
 
-MEANS = {
-    "accuracy": _mean_of("accuracy", "accuracy, mean over clients %"),
-    "received": _mean_of("received", "received %"),
-}
-SCORES = {  # of the deployed models, beside the mean over clients
-    "std": _of_deployed("std over clients %", "std", min),
-    "lowest": _of_deployed("lowest client %", "lowest"),
-    "worst-tenth": _of_deployed("worst tenth %", "worst_tenth"),
-    "pooled": _of_deployed("pooled %", "pooled"),
-    "macro-f1": _of_deployed("macro F1 %", "macro_f1"),
-    "validation": _of_deployed("validation %", "validation")._replace(
-        missing="no run has validation rows; clients hold some out with --validation-fraction"
+def worst_tenth(counts: Any) -> float:
+    """Return the mean accuracy of the worst tenth of the clients, at least one."""
+    every = np.sort(shares(counts))
+    return every[: max(1, len(every) // 10)].mean()
+
+
+def validation(counts: Any) -> float:
+    """Return the mean accuracy on validation rows of the clients that have some, NaN if none has."""
+    having = counts.validation_rows > 0
+    return (counts.validated[having] / counts.validation_rows[having]).mean() if having.any() else math.nan
+
+
+def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Return the mean F1 score of all classes that a client has rows of or predicts, as in scikit-learn.
+
+    Args:
+      right: (n, C), rows of each class that a client gets right.
+      rows: (n, C), all rows of each class.
+      predicted: (n, C), rows predicted as each class.
+
+    Returns:
+      (n,), as fractions.
+
+    >>> macro_f1(np.array([[2, 0]]), np.array([[2, 0]]), np.array([[2, 0]]))
+    array([1.])
+    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 1]]))  # a class that is only predicted
+    array([0.4])
+    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 0]]))  # or no class of its
+    array([0.4])
+    """
+    either = rows + predicted
+    f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
+    astray = predicted.sum(1) < rows.sum(1)  # one class more that is only predicted
+    return f1.sum(1) / ((either > 0).sum(1) + astray)
+
+
+def balanced(counts: Any) -> np.ndarray:
+    """Return each client's mean recall over the classes that it has rows of, (n,), as in scikit-learn."""
+    recalls = counts.right / np.maximum(counts.rows, 1)
+    return recalls.sum(1) / (counts.rows > 0).sum(1)
+
+
+def auc(rows: Rows) -> float:
+    """Return the area under the ROC curve of each class against the rest, as a mean over a client's classes.
+
+    A class counts if the client has rows of it and of another one. With all classes there, this is
+    scikit-learn's `roc_auc_score(multi_class="ovr")`; with two classes whose probabilities sum to 1 it is
+    that of either.
+    """
+    from sklearn.metrics import roc_auc_score  # here and below: it takes a second to load
+
+    classes = np.unique(rows.truth)
+    if len(classes) < 2:
+        return math.nan
+    return float(np.mean([roc_auc_score(rows.truth == c, np.exp(rows.logs[:, c])) for c in classes]))
+
+
+def precision(rows: Rows) -> float:
+    """Return the mean over classes that a client has rows of or predicts; 0 where it predicts none."""
+    from sklearn.metrics import precision_score
+
+    return float(precision_score(rows.truth, rows.predicted, average="macro", zero_division=NOTHING))
+
+
+def recall(rows: Rows) -> float:
+    """Return the mean over classes that a client has rows of or predicts; 0 where it has none."""
+    from sklearn.metrics import recall_score
+
+    return float(recall_score(rows.truth, rows.predicted, average="macro", zero_division=NOTHING))
+
+
+def log_loss(rows: Rows) -> float:
+    """Return the cross-entropy; probabilities below the smallest step of float64 count as that step."""
+    own = np.take_along_axis(rows.logs, rows.truth[:, None], 1)
+    return float(-np.maximum(own, np.log(np.finfo(float).eps)).mean())
+
+
+# ---- scores: those of counts are in every record, or as those of rows where `--show` asks for them
+
+
+def _score(name: str, title: str, better: Callable = max, missing: str = "", **how: Any) -> Measure:
+    """Return a score of the deployed models; `how` it is computed is `overall`, `counts` or `rows`."""
+    if "overall" in how:
+        return Measure(name, title, [("accuracy", name.replace("-", "_"))], better, missing=missing, **how)
+    missing = f"no run has computed it; runs that begin with --show {name} do"
+    return Measure(name, title, [("accuracy", "scores", name, "mean")], better, missing=missing, **how)
+
+
+SCORES = by_name(
+    _score("std", "std over clients %", min, overall=lambda counts: shares(counts).std()),
+    _score("lowest", "lowest client %", overall=lambda counts: shares(counts).min()),
+    _score("worst-tenth", "worst tenth %", overall=worst_tenth),
+    _score("pooled", "pooled %", overall=lambda counts: counts.right.sum() / counts.rows.sum()),
+    _score("macro-f1", "macro F1 %", overall=lambda counts: macro_f1(*counts[:3]).mean()),
+    _score(
+        "validation",
+        "validation %",
+        missing="no run has validation rows; clients hold some out with --validation-fraction",
+        overall=validation,
     ),
-    **{name: _of_rows(name, score.title, score.better) for name, score in ROW_SCORES.items()},
-}
+    _score("balanced", "balanced accuracy %", counts=balanced),
+    _score("auc", "AUC %", rows=auc),
+    _score("precision", "macro precision %", rows=precision),
+    _score("recall", "macro recall %", rows=recall),
+    _score("loss", "test loss", min, unit=1, rows=log_loss),
+    _score("validation-loss", "validation loss", min, unit=1, rows=log_loss, validates=True),
+)
 
 
-def _of_cohort(title: str, moment: str, entry: str, who: str) -> Measure:
-    def value(result):
-        return percent(result.get("cohort", {}).get(moment, {}).get(entry))
-
-    missing = f"no run has scores of {who}; --score-cohort takes them where a method tells"
-    return Measure(title, value, None, max, missing)
+def needs_rows(show: Collection[str]) -> bool:
+    """Return whether something that is to be shown needs every row's answer."""
+    return CONFUSION in show or any(score.rows for name, score in SCORES.items() if name in show)
 
 
-COHORT = {  # of the clients of a round, mean of the last ten rounds
-    "trained": _of_cohort("trained %", "trained", "mean", "models right after training"),
-    "teacher": _of_cohort("teacher %", "teacher", "mean", "what teaches clients"),
-    "teacher-lead": _of_cohort("teacher's lead %", "teacher", "lead", "what teaches clients"),
-}
+# ---- further accuracies
+
+RECEIVED = "received: the models that clients start a round from, scored before they train."
+MEANS = by_name(  # over clients
+    Measure("accuracy", "accuracy, mean over clients %", [("accuracy", "mean")], max),
+    Measure("received", "received %", [("received", "mean")], max, note=RECEIVED),
+)
+NEWCOMERS = [
+    Measure("newcomers", "newcomers received %", [("newcomers", "received", "mean")]),
+    Measure("newcomers", "newcomers joined %", [("newcomers", "personal", "mean")]),
+]
+TEN = "Right after training and of teachers: means over the clients of each of the last ten rounds."
+SCORED = "no run has scores of {}; --score-cohort takes them where a method tells"
 
 
-def names_of_classes(results: Sequence[dict]) -> list[str]:
+def _cohort(name: str, title: str, moment: str, entry: str, whose: str) -> Measure:
+    return Measure(name, title, [("cohort", moment, entry)], max, missing=SCORED.format(whose), note=TEN)
+
+
+COHORT = by_name(  # of the clients of a round
+    _cohort("trained", "trained %", "trained", "mean", "models right after training"),
+    _cohort("teacher", "teacher %", "teacher", "mean", "what teaches clients"),
+    _cohort("teacher-lead", "teacher's lead %", "teacher", "lead", "what teaches clients"),
+)
+
+
+def class_names(results: Sequence[dict]) -> list[str]:
     """Return the words or numbers of the classes, as many as any of some results has."""
     classes = max(len(result["accuracy"]["per_class"]) for result in results)
     first, *others = (result.get("class_names", []) for result in results)
@@ -106,28 +253,19 @@ def names_of_classes(results: Sequence[dict]) -> list[str]:
     return first if named else [*map(str, range(classes))]
 
 
-def of_classes(results: Sequence[dict]) -> list[Measure]:
-    """Return the accuracy on each class."""
-
-    def of_class(c):
-        def value(result):
-            known = result["accuracy"]["per_class"]
-            return percent(known[c]) if c < len(known) else math.nan
-
-        return Measure(f"class {names[c]} %", value)
-
-    names = names_of_classes(results)
-    return list(map(of_class, range(len(names))))
-
-
 # ---- costs
 
-COSTS = {
-    "flops": Measure("GFLOP", lambda result: result["flops"] / 1e9),
-    "lost": Measure("lost answers", lambda result: result.get("lost_answers") or 0),
-}
-TRAFFIC = Measure("MB sent and received", lambda result: (result["bytes_up"] + result["bytes_down"]) / 1e6)
-SPENT = {  # until a target is reached: unit, scale, and entries of the target in a result
+COSTS = by_name(
+    Measure("flops", "GFLOP", [("flops",)], unit=1e9),
+    Measure("lost", "lost answers", [("lost_answers",)], unit=1, absent=0),
+)
+TRAFFIC = Measure("megabytes", "MB sent and received", [("bytes_up",), ("bytes_down",)], unit=1e6)
+BOTH_WAYS = [
+    Measure("megabytes", "MB up", [("bytes_up",)], unit=1e6),
+    Measure("megabytes", "MB down", [("bytes_down",)], unit=1e6),
+]
+SIMULATED = Measure("simulated-seconds", "simulated s", [("simulated_seconds",)], unit=1)
+SPENT = {  # until a target is reached: title, unit, and entries of the target in a result
     "rounds": ("rounds", 1, ("round",)),
     "megabytes": ("MB", 1e6, ("bytes_up", "bytes_down")),
     "flops": ("GFLOP", 1e9, ("flops",)),
@@ -135,24 +273,17 @@ SPENT = {  # until a target is reached: unit, scale, and entries of the target i
 }
 
 
-def until(name: str, target: str | None, words: str) -> Measure:
+def _until(name: str, target: str, words: str) -> Measure:
     """Return what is spent until a target is reached.
 
     Args:
       name: one of `SPENT`.
-      target: the target as a result names it, such as "0.6"; None for the only one that a result has.
+      target: the target as a result names it, such as "0.6", or `ONLY`.
       words: the target in the title.
     """
-    unit, scale, entries = SPENT[name]
-
-    def value(result):
-        targets = result.get("targets", {})
-        only = next(iter(targets)) if len(targets) == 1 else None
-        found = targets.get(only if target is None else target, {})
-        amounts = [found.get(entry) for entry in entries]
-        return math.nan if None in amounts else sum(amounts, 0.0) / scale
-
-    return Measure(f"{unit} to {words}", value, None, min)
+    title, unit, entries = SPENT[name]
+    paths = [("targets", target, entry) for entry in entries]
+    return Measure(f"{name}-to-target", f"{title} to {words}", paths, min, unit, goal=words)
 
 
 # ---- by name
@@ -175,7 +306,57 @@ def columns(name: str, results: Sequence[dict]) -> list[Measure]:
     """Return the columns of a name in `SHOWN`."""
     if name == CONFUSION:
         return []  # it is a picture
-    return of_classes(results) if name == PER_CLASS else [(SCORES | COHORT | COSTS)[name]]
+    if name == PER_CLASS:
+        classes = enumerate(class_names(results))
+        return [Measure(name, f"class {word} %", [("accuracy", "per_class", c)]) for c, word in classes]
+    return [(SCORES | COHORT | COSTS)[name]]
+
+
+def usual_columns(results: Sequence[dict], show: Sequence[str], hide: Collection[str]) -> list[Measure]:
+    """Return what a table of runs shows.
+
+    Args:
+      results: of all runs.
+      show: further columns, of `SHOWN`.
+      hide: usual columns to leave out, of `jaxfl.config.command_options.Columns`.
+
+    Returns:
+      Accuracies in percent: of the deployed models, of those models per architecture if there are several,
+      of the models as received before local training, and of newcomers' models as received and after joining;
+      the megabytes (1e6 bytes) sent and received in the run; if clients' devices are known, the simulated
+      seconds of the run; and for each target of the results what was spent until it was reached.
+
+    Raises:
+      JaxflError: if there is no such column.
+    """
+    check_columns(show)
+    timed = any(result["simulated_seconds"] for result in results)
+    lossy = any(result.get("lost_answers") for result in results) and "lost" not in show
+    growing = any(result.get("newcomers") for result in results)
+    unasked = {"flops"} - {*show} | ({"simulated-seconds"} if not timed else set())
+    targets = dict.fromkeys(target for result in results for target in result.get("targets", {}))
+    architectures = dict.fromkeys(name for result in results for name in result["accuracy"]["per_group"])
+    usual = {
+        "architectures": [
+            Measure("architectures", name, [("accuracy", "per_group", name)])
+            for name in architectures
+            if len(architectures) > 1
+        ],
+        "received": [MEANS["received"]],
+        "lost": [COSTS["lost"]] if lossy else [],
+        "newcomers": NEWCOMERS if growing else [],
+        "megabytes": BOTH_WAYS,
+        "simulated-seconds": [SIMULATED] if timed else [],
+        "targets": [
+            _until(name, target, f"{100 * float(target):g} %")
+            for target in targets
+            for name in SPENT
+            if name not in unasked
+        ],
+    }
+    asked = [column for name in show for column in columns(name, results)]
+    kept = itertools.chain(*(these for name, these in usual.items() if name not in hide))
+    return [MEANS["accuracy"]._replace(title="accuracy %"), *asked, *kept]
 
 
 def known_measures(target: float | None = None) -> dict[str, Measure]:
@@ -185,8 +366,8 @@ def known_measures(target: float | None = None) -> dict[str, Measure]:
       target: the only target of its runs, for titles; None if there are several or none.
     """
     words = "the target" if target is None else f"{100 * target:g} %"
-    spent = {f"{name}-to-target": until(name, None, words) for name in SPENT}
-    return MEANS | SCORES | COHORT | COSTS | {"megabytes": TRAFFIC} | spent
+    spent = [_until(name, ONLY, words) for name in SPENT]
+    return MEANS | SCORES | COHORT | COSTS | by_name(TRAFFIC, *spent)
 
 
 def titles() -> dict[str, str]:

@@ -20,9 +20,9 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.results.frame import Draw
 
 CONFIDENCE = 0.95
-Draw = tuple[int, int]  # a run's seed and partition seed
 
 
 class Difference(NamedTuple):
@@ -130,7 +130,7 @@ def paired(
     ours: Mapping[Draw, dict],
     others: Mapping[Draw, dict],
     value: Callable[[dict], float],
-    of_clients: Callable[[dict], Sequence[float | None]] | None = None,
+    clients: Callable[[dict], Sequence[float | None]] | None = None,
 ) -> Difference:
     """Return how much one method's runs are above another's.
 
@@ -138,7 +138,7 @@ def paired(
       ours: results by seed and partition seed.
       others: results of the other method on the same partitions; draws of only one method are left out.
       value: returns the compared value of a result.
-      of_clients: returns that value for every client by id, None for clients without it; None if no client
+      clients: returns that value for every client by id, None for clients without it; None if no client
         has such a value.
 
     Returns:
@@ -148,51 +148,22 @@ def paired(
     if not common:
         return UNPAIRED
 
-    if of_clients is None:
-        of_draws = {draw: value(ours[draw]) - value(others[draw]) for draw in common}
-    else:
-        apart = {draw: _of_both(ours[draw], others[draw], of_clients) for draw in common}
-        apart = {draw: of_both for draw, of_both in apart.items() if of_both.size}
-        if len(apart) < 2:
-            return next((interval(of_both, "clients") for of_both in apart.values()), UNPAIRED)
-        of_draws = {draw: of_both.mean() for draw, of_both in apart.items()}
-    differences = {}
-    for (_, partition), difference in of_draws.items():
-        differences.setdefault(partition, []).append(difference)
-    if len(differences) == 1:
-        (of_seeds,) = differences.values()
-        return interval(of_seeds, "seeds")
-    return interval([np.mean(of_seeds) for of_seeds in differences.values()], "partitions")
+    apart = {draw: _apart(clients(ours[draw]), clients(others[draw])) for draw in common} if clients else {}
+    apart = {draw: each for draw, each in apart.items() if each.size}
+    if len(apart) == 1:
+        return interval(*apart.values(), "clients")
+    by_draw = {draw: each.mean() for draw, each in apart.items()}
+    by_draw = by_draw or {draw: value(ours[draw]) - value(others[draw]) for draw in common}
+    by_partition = {}
+    for (_, partition), difference in by_draw.items():
+        by_partition.setdefault(partition, []).append(difference)
+    if len(by_partition) == 1:
+        (by_seed,) = by_partition.values()
+        return interval(by_seed, "seeds")
+    return interval([np.mean(by_seed) for by_seed in by_partition.values()], "partitions")
 
 
-def _of_both(own: dict, other: dict, of_clients: Callable[[dict], Sequence[float | None]]) -> np.ndarray:
-    """Return the differences of two results for clients with a value in both; newcomers have none."""
-    apart = np.array(of_clients(own), float) - np.array(of_clients(other), float)
+def _apart(own: Sequence[float | None], other: Sequence[float | None]) -> np.ndarray:
+    """Return the differences of clients with a value in both; newcomers have none."""
+    apart = np.array(own, float) - np.array(other, float)
     return apart[np.isfinite(apart)]
-
-
-def notes_on(against: str, differences: Mapping[str, Difference]) -> list[str]:
-    """Return notes on the differences by label: what their pairs are, in a note for each kind."""
-    counts, labels = {}, {}
-    for label, difference in differences.items():
-        if difference.pairs and not math.isnan(difference.mean):
-            counts.setdefault(difference.of, set()).add(difference.pairs)
-            labels.setdefault(difference.of, []).append(label)
-    forms = {
-        "seeds": "over {} seed{}.",
-        "partitions": "over {} partition{}, each with the mean over its seeds.",
-        "clients": "over {} client{} of one seed; it does not cover other seeds.",
-    }
-    notes = []
-    for of, numbers in counts.items():
-        number = " to ".join(map(str, sorted({min(numbers), max(numbers)})))
-        if number == "1":
-            notes.append(f"Minus {against}: the difference of one pair has no interval.")
-            continue
-        of_pairs = forms[of].format(number, "s")
-        whose = f" ({'; '.join(labels[of])})" if len(counts) > 1 else ""
-        notes.append(
-            f"Minus {against}{whose}: the mean of paired differences and its {100 * CONFIDENCE:g} % "
-            f"interval, Student's t {of_pairs}"
-        )
-    return notes

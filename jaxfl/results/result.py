@@ -1,6 +1,6 @@
 """Per-round records and the result of a run: accuracies, bytes, operations, seconds."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import jax
@@ -14,8 +14,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder.code import history
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
-from jaxfl.results.row_scores import of_rows
-from jaxfl.results.scores import accuracy, each_present, of_present, of_teachers
+from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, teacher_accuracy
 from jaxfl.results.target import by_target, stops
 
 MOMENTS = ("received", "trained", "personal")  # of a round, at which clients' models can be scored
@@ -51,8 +50,8 @@ def records(
         findings           of methods that have some
         preparation        costs of a method before round 1, which count for that round
         accuracy, received
-                           scores of all clients except newcomers, if evaluated; with those that `show` asks
-                           for, see `jaxfl.results.row_scores.of_rows`
+                           scores of all clients except newcomers, if evaluated, see
+                           `jaxfl.results.scores.accuracy`; `accuracy` with those that `show` asks for
         seconds            of the chunk
         together           number of runs in one program; the seconds of training are one run's part
     """
@@ -65,10 +64,9 @@ def records(
         lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}
         lines[0]["preparation"] = before
     if chunk.scores is not None:
-        for moment, key in (("personal", "accuracy"), ("received", "received")):
-            lines[-1][key] = accuracy(chunk.scores[moment], federation)
-        if "likely" in chunk.scores:
-            lines[-1]["accuracy"] |= of_rows(chunk.scores["likely"], federation, show)
+        likely = chunk.scores.get("likely", ())
+        lines[-1]["accuracy"] = accuracy(chunk.scores["personal"], federation, show, likely)
+        lines[-1]["received"] = accuracy(chunk.scores["received"], federation)
     lines[-1]["seconds"] = {
         "compile": compile_seconds,
         "train": chunk.train_seconds,
@@ -109,9 +107,9 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         gone = report.lost or [False] * len(cohorts)
         present = [slots.mask[t] & ~np.asarray(is_lost) for slots, is_lost in zip(cohorts, gone, strict=True)]
         scored = [name for name in MOMENTS if name in report.scores]
-        line["cohort"] = {name: of_present(report.scores[name], present) for name in scored}
+        line["cohort"] = {name: cohort_accuracy(report.scores[name], present) for name in scored}
         if teacher := report.scores.get("teacher"):
-            line["cohort"] |= of_teachers(teacher, report.scores.get("trained"), present)
+            line["cohort"] |= teacher_accuracy(teacher, report.scores.get("trained"), present)
     return line
 
 
@@ -185,8 +183,8 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
         for of_groups in (report.info.up, report.info.down)
     )
     return {"clients": sum(ids, []), "bytes_up": up, "bytes_down": down} | {
-        name: of_present(report.scores[name], present)
-        | {"per_client": each_present(report.scores[name], present)}
+        name: cohort_accuracy(report.scores[name], present)
+        | {"per_client": client_accuracies(report.scores[name], present)}
         for name in MOMENTS
         if name in report.scores
     }
@@ -233,8 +231,6 @@ def _finite(loss: float) -> float | None:
     return float(loss) if np.isfinite(loss) else None
 
 
-SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
-OTHER_DATA = "These runs have different data: their accuracies are not comparable."
 NO_VALIDATION = "clients have no validation rows to choose by; runs with a validation_fraction have some."
 
 
@@ -266,14 +262,6 @@ def best(label: str, metrics: list[dict]) -> dict:
     if None in validations:
         raise JaxflError(f"{label}: {NO_VALIDATION}")
     return scored[int(np.argmax(validations))]
-
-
-def notes_on_selected(select: str, results: Iterable[dict]) -> list[str]:
-    """Return a note on results of `selected`, if that has changed them."""
-    if select == "last":
-        return []
-    joined = any("newcomers" in result for result in results)
-    return [SELECTED, *(["Newcomers' accuracies are those at the end."] if joined else [])]
 
 
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:

@@ -1,69 +1,131 @@
-"""Scores of a run over clients, architectures and classes, from the rows that clients' models get right."""
+"""Scores of a run over clients, architectures and classes, from the answers of clients' models."""
 
+import itertools
+import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxfl.core.score import Score
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.results.measures import CONFUSION, SCORES, Rows, macro_f1, shares
 
 
-def accuracy(scores: PerGroup, federation: Federation) -> dict:
+def accuracy(
+    scores: PerGroup, federation: Federation, show: Collection[str] = (), likely: PerGroup = ()
+) -> dict:
     """Return the scores of all clients except newcomers on their own test rows, as fractions.
 
     Args:
       scores: for each group, the `Score` of all its clients.
       federation: the clients.
+      show: names of further scores; those that are not in `SCORES` are left out.
+      likely: per group (test, validation), see `jaxfl.core.score.likelihoods`, of all its clients; needed for
+        scores of every row's answer.
 
     Returns:
-      mean, std: over clients; lowest: of the worst client; worst_tenth: mean over the worst tenth of them (at
-      least one); pooled: over all rows; macro_f1: mean over clients of `macro_f1`; per_client,
+      mean: over clients; every overall score of `SCORES`, None without a value; per_client,
       macro_f1_per_client: by id, None for newcomers; per_class: over all rows of each class of the data set,
-      None without rows; per_group: mean over the clients of each architecture, newcomers left out;
-      validation: mean over clients on validation rows, None without such rows.
+      None without rows; per_group: mean over the clients of each architecture, newcomers left out. If asked
+      for, scores: {name: {mean over the clients that have a value, per_client by id}}, None without a value;
+      confusion: (C, C + 1), the number of all clients' test rows of a class (row) that their models take for
+      a class (column), in the last column for none.
     """
-    ids = np.concatenate([np.asarray(group.id) for group in federation.groups])
+    order = np.argsort(np.concatenate([np.asarray(group.id) for group in federation.groups]))
     counted = ~np.concatenate(federation.newcomers)
     every = _joined(scores)
-    of_client = every.right.sum(1) / every.rows.sum(1)
-    f1 = macro_f1(every.right, every.rows, every.predicted)
-    order = np.argsort(ids)
-    known = of_client[counted]
-    validates = counted & (every.validation_rows > 0)
-    validation = every.validated[validates] / every.validation_rows[validates]
+    counts, share = jax.tree.map(lambda leaf: leaf[counted], every), shares(every)
     ends = np.cumsum([len(group.id) for group in federation.groups])[:-1]
-    of_groups = zip(federation.models, np.split(of_client, ends), np.split(counted, ends), strict=True)
-    of_class, class_rows = every.right[counted].sum(0), every.rows[counted].sum(0)
-    return {
-        "mean": float(known.mean()),
-        "std": float(known.std()),
-        "lowest": float(known.min()),
-        "worst_tenth": float(np.sort(known)[: max(1, len(known) // 10)].mean()),
-        "pooled": float(of_class.sum() / class_rows.sum()),
-        "macro_f1": float(f1[counted].mean()),
-        "per_client": _by_id(of_client, counted, order),
-        "macro_f1_per_client": _by_id(f1, counted, order),
-        "per_class": [
-            int(of_class[c]) / int(class_rows[c]) if class_rows[c] else None for c in range(len(of_class))
-        ],
-        "per_group": {model.name: float(shares[present].mean()) for model, shares, present in of_groups},
-        "validation": float(validation.mean()) if validates.any() else None,
+    of_groups = zip(federation.models, np.split(share, ends), np.split(counted, ends), strict=True)
+    right, rows = counts.right.sum(0).tolist(), counts.rows.sum(0).tolist()
+
+    def by_id(values):
+        return [*map(_or_none, np.where(counted, values, math.nan)[order].tolist())]
+
+    found: dict[str, Any] = {"mean": float(share[counted].mean())}
+    for score in SCORES.values():
+        if score.overall:
+            ((_, entry),) = score.paths
+            found[entry] = _or_none(float(score.overall(counts)))
+    found |= {
+        "per_client": by_id(share),
+        "macro_f1_per_client": by_id(macro_f1(*every[:3])),
+        "per_class": [a / b if b else None for a, b in zip(right, rows, strict=True)],
+        "per_group": {model.name: float(own[present].mean()) for model, own, present in of_groups},
     }
+    clients, each = _answers(likely, federation) if likely else [], {}
+    for name in filter(show.__contains__, SCORES):
+        if (compute := SCORES[name].counts) is not None:
+            each[name] = by_id(compute(every))
+        elif (compute := SCORES[name].rows) is not None and clients:
+            parts = [client[SCORES[name].validates] for client in clients]
+            there = [known and len(part.truth) for known, part in zip(counted, parts, strict=True)]
+            each[name] = by_id([compute(p) if t else math.nan for p, t in zip(parts, there, strict=True)])
+    if each:
+        found["scores"] = {
+            name: {"mean": _mean(values), "per_client": values} for name, values in each.items()
+        }
+    if CONFUSION in show and clients:
+        matrix = np.zeros((len(right), len(right) + 1), int)
+        for test, _ in itertools.compress(clients, counted):
+            np.add.at(matrix, (test.truth, test.predicted), 1)
+        found[CONFUSION] = matrix.tolist()
+    return found
 
 
-def of_present(scores: PerGroup, present: list[np.ndarray]) -> dict:
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _answers(likely: PerGroup, federation: Federation) -> list[tuple[Rows, Rows]]:
+    """Return the test and the validation rows of every client, in the order of groups."""
+    labels, answers = np.asarray(federation.labels), []
+    for group, (of_test, of_validation) in zip(federation.groups, likely, strict=True):
+        for i, relabel in enumerate(np.asarray(group.relabel)):
+            test, checked = (
+                labels[np.asarray(rows[i])[: int(size[i])]]
+                for rows, size in (
+                    (group.test_rows, group.test_size),
+                    (group.validation_rows, group.validation_size),
+                )
+            )
+            answers.append((_rows(test, relabel, of_test[i]), _rows(checked, relabel, of_validation[i])))
+    return answers
+
+
+def _rows(truth: np.ndarray, relabel: np.ndarray, logs: np.ndarray) -> Rows:
+    """Return rows by the data set's classes, from logarithms (padded, outputs) by the client's outputs."""
+    logs = logs[: len(truth)].astype(float)
+    known = np.flatnonzero(relabel >= 0)
+    by_output = np.full(logs.shape[1], -1)
+    by_output[relabel[known]] = known
+    by_class = np.full((len(truth), len(relabel)), -np.inf)
+    by_class[:, known] = logs[:, relabel[known]]
+    return Rows(truth, by_class, by_output[logs.argmax(1)])
+
+
+# ---- of some clients
+
+
+def cohort_accuracy(scores: PerGroup, present: list[np.ndarray]) -> dict:
     """Return the test accuracy of the clients present, masks (k_g,): mean over them, and pooled over rows."""
-    right, rows = _of(scores, present)
-    return {"mean": float((right / rows).mean()), "pooled": float(right.sum() / rows.sum())}
+    here = _present(scores, present)
+    return {"mean": float(shares(here).mean()), "pooled": float(here.right.sum() / here.rows.sum())}
 
 
-def each_present(scores: PerGroup, present: list[np.ndarray]) -> list[float]:
+def client_accuracies(scores: PerGroup, present: list[np.ndarray]) -> list[float]:
     """Return the test accuracy of each client present, in the order of places."""
-    right, rows = _of(scores, present)
-    return (right / rows).tolist()
+    return shares(_present(scores, present)).tolist()
 
 
-def of_teachers(teacher: PerGroup, own: PerGroup | None, present: list[np.ndarray]) -> dict:
+def teacher_accuracy(teacher: PerGroup, own: PerGroup | None, present: list[np.ndarray]) -> dict:
     """Return the accuracy of what teaches the clients present, on their own test rows.
 
     Args:
@@ -78,47 +140,17 @@ def of_teachers(teacher: PerGroup, own: PerGroup | None, present: list[np.ndarra
     taught = [here & of_group.finite for here, of_group in zip(present, teacher, strict=True)]
     if not any(of_group.any() for of_group in taught):
         return {}
-    found = of_present(teacher, taught)
-    lead = {"lead": found["mean"] - of_present(own, taught)["mean"]} if own else {}
+    found = cohort_accuracy(teacher, taught)
+    lead = {"lead": found["mean"] - cohort_accuracy(own, taught)["mean"]} if own else {}
     return {"teacher": found | lead}
 
 
-def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Return the mean F1 score of all classes that a client has rows of or predicts, as in scikit-learn.
-
-    Args:
-      right: (n, C), rows of each class that a client gets right.
-      rows: (n, C), all rows of each class.
-      predicted: (n, C), rows predicted as each class.
-
-    Returns:
-      (n,), as fractions.
-
-    >>> macro_f1(np.array([[2, 0]]), np.array([[2, 0]]), np.array([[2, 0]]))
-    array([1.])
-    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 1]]))  # a class that is only predicted
-    array([0.4])
-    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 0]]))  # or no class of its
-    array([0.4])
-    """
-    either = rows + predicted
-    f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
-    astray = predicted.sum(1) < rows.sum(1)  # one class more that is only predicted
-    return f1.sum(1) / ((either > 0).sum(1) + astray)
-
-
-def _of(scores: PerGroup, present: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the correct test rows, and all test rows, of each client present."""
-    every, answered = _joined(scores), np.concatenate(present)
-    return every.right[answered].sum(1), every.rows[answered].sum(1)
+def _present(scores: PerGroup, present: list[np.ndarray]) -> Score:
+    """Return the counts of the clients present."""
+    here = np.concatenate(present)
+    return jax.tree.map(lambda leaf: leaf[here], _joined(scores))
 
 
 def _joined(scores: PerGroup) -> Any:
-    """Concatenate the `Score` of all groups' clients; its leaves are NumPy arrays of int64."""
+    """Concatenate the counts of all groups' clients; the leaves are NumPy arrays of int64."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves).astype(np.int64), *scores)
-
-
-def _by_id(values: np.ndarray, counted: np.ndarray, order: np.ndarray) -> list[float | None]:
-    return [
-        value if known else None for value, known in zip(values[order].tolist(), counted[order], strict=True)
-    ]

@@ -2,12 +2,9 @@
 
 import csv
 import io
-import itertools
 import math
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,20 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from jaxfl.machine import markdown
-from jaxfl.results.measures import (
-    COHORT,
-    COSTS,
-    MEANS,
-    SPENT,
-    Measure,
-    check_columns,
-    columns,
-    percent,
-    until,
-)
 from jaxfl.results.paired import Difference, decimals
-
-MOST_NAMED = 10  # clients in a note
 
 
 class Cell(NamedTuple):
@@ -54,6 +38,9 @@ class Cell(NamedTuple):
         return f"{self.mean:.{digits}f}{spread}"
 
 
+NOTHING = Cell(math.nan, None)
+
+
 def alike(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells of one measure with equally many decimals, without deviations if none deviates."""
     digits = max((decimals(cell.mean) for cell in cells), default=2)
@@ -61,24 +48,17 @@ def alike(cells: Sequence[Cell]) -> list[Cell]:
     return [cell._replace(digits=digits, steady=steady) for cell in cells]
 
 
+def mean_of(values: Sequence[float]) -> Cell:
+    """Return the mean of a value over repetitions, and its standard deviation if there are several."""
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Cell(float(np.mean(values)), std)
+
+
 IN_LATEX = str.maketrans(
     {mark: f"\\{mark}" for mark in "&%_#${}"}
     | {"\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}"}
     | {"|": "\\textbar{}", "<": "\\textless{}", ">": "\\textgreater{}"}
 )
-OF_NEWCOMERS = [
-    Measure(title, lambda result, moment=moment: _mean_of_newcomers(result, moment))
-    for title, moment in (("newcomers received %", "received"), ("newcomers joined %", "personal"))
-]
-
-
-def _mean_of_newcomers(result: dict, moment: str) -> float:
-    known = result.get("newcomers")
-    return percent(known[moment]["mean"] if known else None)
-
-
-def _sent_nothing(newcomers: dict | None) -> bool:
-    return newcomers is not None and newcomers["bytes_down"] == newcomers["bytes_up"] == 0
 
 
 class Table(NamedTuple):
@@ -97,149 +77,6 @@ class Table(NamedTuple):
 
     def __str__(self) -> str:
         return as_markdown(self)
-
-
-def tabulate(results: list[tuple[str, dict]], show: Sequence[str] = (), hide: Collection[str] = ()) -> Table:
-    """Gather results by label, in the order in which labels first appear.
-
-    Args:
-      results: pairs (label, result); results of one label are its seeds.
-      show: further columns, of `SHOWN`.
-      hide: usual columns to leave out, of `jaxfl.config.command_options.Columns`.
-
-    Returns:
-      Accuracies in percent: of the deployed models, of those models per architecture if there are several,
-      of the models as received before local training, and of newcomers' models as received and after joining;
-      the megabytes (1e6 bytes) sent and received in the run; if clients' devices are known, the simulated
-      seconds of the run; and for each target of the results what was spent until it was reached, a dash
-      unless all runs of a label reach it. The best accuracy stands out.
-
-    Raises:
-      JaxflError: if there is no such column.
-    """
-    check_columns(show)
-    every = [result for _, result in results]
-    targets = list(dict.fromkeys(target for result in every for target in result.get("targets", {})))
-    seeds = defaultdict(list)
-    for label, result in results:
-        seeds[label].append(result)
-    timed = any(result["simulated_seconds"] for result in every)
-    usual = {"architectures": _of_architectures(every), "received": [MEANS["received"]]}
-    if "lost" not in show and any(result.get("lost_answers") for result in every):
-        usual["lost"] = [COSTS["lost"]]
-    if any(result.get("newcomers") for result in every):
-        usual["newcomers"] = OF_NEWCOMERS
-    usual["megabytes"] = [
-        Measure("MB up", lambda result: result["bytes_up"] / 1e6),
-        Measure("MB down", lambda result: result["bytes_down"] / 1e6),
-    ]
-    if timed:
-        usual["simulated-seconds"] = [
-            Measure("simulated s", lambda result: result["simulated_seconds"] or math.nan)
-        ]
-    asked = {"flops": "flops" in show, "simulated-seconds": timed}
-    spent = [name for name in SPENT if asked.get(name, True)]
-    usual["targets"] = [until(name, target, _percent_of(target)) for target in targets for name in spent]
-    usual = {name: measures for name, measures in usual.items() if name not in hide}
-    shown = [MEANS["accuracy"]._replace(title="accuracy %")]
-    shown += [column for name in show for column in columns(name, every)]
-    shown += itertools.chain(*usual.values())
-    of_columns = [
-        alike([cell([column.value(result) for result in of_label]) for of_label in seeds.values()])
-        for column in shown
-    ]
-    rows = [*zip(seeds, map(list, zip(*of_columns, strict=True)), strict=True)]
-    notes = []
-    if "received" in usual:
-        notes.append("received: the models that clients start a round from, scored before they train.")
-    notes += [_reaching(label, target, of_label) for target in targets for label, of_label in seeds.items()]
-    notes += [
-        f"{label} sends newcomers nothing: before joining they have their initial weights."
-        for label, of_label in seeds.items()
-        if "newcomers" in usual and any(_sent_nothing(result.get("newcomers")) for result in of_label)
-    ]
-    if COHORT.keys() & show:
-        notes.append(
-            "Right after training and of teachers: means over the clients of each of the last ten rounds."
-        )
-    notes += notes_on_empty(shown, every)
-    accuracies = [cells[0].mean for _, cells in rows]
-    best = [(number, 0) for number, mean in enumerate(accuracies) if mean == np.nanmax(accuracies)]
-    return Table([column.title for column in shown], rows, tuple(filter(None, notes)), best)
-
-
-def untrained(metrics: list[dict]) -> tuple[list[int], int]:
-    """Return which clients of a run are scored but have a loss in no round, and how many are scored."""
-    known = {i for i, share in enumerate(metrics[-1]["accuracy"]["per_client"]) if share is not None}
-    told = (zip(record["clients"], record["client_loss"], strict=True) for record in metrics)
-    trained = {client for of_round in told for client, loss in of_round if loss is not None}
-    return sorted(known - trained), len(known)
-
-
-def notes_on_untrained(of_runs: Sequence[tuple[list[int], int]]) -> list[str]:
-    """Return a note if clients that are scored have trained in no round, see `untrained`."""
-    every = sorted({client for missing, _ in of_runs for client in missing})
-    if not every:
-        return []
-    number, clients = (
-        " to ".join(map(str, sorted({min(numbers), max(numbers)})))
-        for numbers in zip(*((len(missing), known) for missing, known in of_runs), strict=True)
-    )
-    named = ", ".join(map(str, every[:MOST_NAMED])) + (", ..." if len(every) > MOST_NAMED else "")
-    return [
-        f"{number} of {clients} clients have trained in no round of their run (by id {named}): no round drew "
-        "them, their answers were lost, or they had no batch to train on, such as a single row under "
-        "BatchNorm. Unless their method trains others than a round's clients, what they keep is as it began, "
-        "and their accuracies count."
-    ]
-
-
-def notes_on_code(results: Mapping[str, Sequence[dict]]) -> list[str]:
-    """Return a note for each label whose runs ended with different versions of the user's own files."""
-    notes = []
-    for label, of_label in results.items():
-        ends = [result["code"][-1]["files"] for result in of_label]
-        versions = {tuple(sorted((Path(path).name, then or "") for path, then in of.items())) for of in ends}
-        if len(versions) > 1:
-            notes.append(f"The runs of {label} were computed by different versions of your code.")
-    return notes
-
-
-def notes_on_empty(columns: Sequence[Measure], results: Sequence[dict]) -> list[str]:
-    """Return a note for each of these columns that says why it can be empty, if no run has a value."""
-    return [
-        f"{column.title}: {column.missing}."
-        for column in columns
-        if column.missing and all(math.isnan(column.value(result)) for result in results)
-    ]
-
-
-def _of_architectures(results: Sequence[dict]) -> list[Measure]:
-    """Return the accuracy of each architecture's clients, if there are several architectures."""
-
-    def of_architecture(name):
-        return Measure(name, lambda result: percent(result["accuracy"]["per_group"].get(name)))
-
-    names = list(dict.fromkeys(name for result in results for name in result["accuracy"]["per_group"]))
-    return list(map(of_architecture, names)) if len(names) > 1 else []
-
-
-def _percent_of(target: str) -> str:
-    return f"{100 * float(target):g} %"
-
-
-def _reaching(label: str, target: str, results: list[dict]) -> str | None:
-    """Return a note if only some of several runs reach a target: there is no mean over all."""
-    number = sum(result["targets"][target]["round"] is not None for result in results)
-    if number in (0, len(results)):
-        return None
-    return f"{label} reaches {_percent_of(target)} in {number} of {len(results)} runs."
-
-
-def cell(values: Sequence[float]) -> Cell:
-    """Return the mean of a value over repetitions, and its standard deviation if there are several."""
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Cell(float(np.mean(values)), std)
 
 
 def as_text(table: Table, width: int) -> Group:
@@ -366,4 +203,21 @@ def as_csv(table: Table) -> str:
     writer.writerow([table.of_rows, *(f"{title}{kind}" for title, cell in titles for kind in parts(cell))])
     for label, cells in table.rows:
         writer.writerow([label, *(text(part) for cell in cells for part in parts(cell).values())])
+    return out.getvalue()
+
+
+def written(table: Table, name: str) -> dict[str, str]:
+    """Return a table as the texts of its files, CSV, Markdown and LaTeX."""
+    forms = {"csv": as_csv, "md": as_markdown, "tex": as_latex}
+    return {f"{name}.{ending}": form(table) for ending, form in forms.items()}
+
+
+def confusion_csv(matrices: Mapping[str, Sequence[Sequence[float]]], class_names: Sequence[str] = ()) -> str:
+    """Return CSV text of confusion matrices by method: a row per class, a column for what it is taken for."""
+    classes = len(next(iter(matrices.values())))
+    names, out = list(class_names) or [*range(classes)], io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "class", *(f"as {name}" for name in names), "as none"])
+    for label, matrix in matrices.items():
+        writer.writerows([label, name, *counts] for name, counts in zip(names, matrix, strict=True))
     return out.getvalue()

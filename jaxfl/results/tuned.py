@@ -1,12 +1,12 @@
 """One row for each method of a grid: the one whose runs are best on validation rows, see ``--tune lr``."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.errors import JaxflError
+from jaxfl.results.frame import Frame, by_case, words
 from jaxfl.results.result import NO_VALIDATION
 
 
@@ -36,26 +36,36 @@ def check_tuned(tune: Sequence[str], given: Iterable[str]) -> None:
             )
 
 
-def best_of(grid: Mapping[Any, tuple[Any, str]], runs: Mapping[Any, Mapping[Any, dict]]) -> dict[Any, Any]:
-    """Return which place of a grid is each method's best, and the method.
+def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
+    """Keep of each method in each setting, but for what is tuned, the runs best on validation rows.
 
     Args:
-      grid: method and options of each place.
-      runs: results of each place; those with the best accuracy on validation rows, their mean, are best.
+      frame: runs.
+      tune: options of methods, and axes of settings.
+
+    Returns:
+      Those with the largest mean over their seeds, named without what is tuned; and a note on what was best.
 
     Raises:
       JaxflError: if clients have no validation rows.
     """
-    shares = {}
-    for place, (method, _) in grid.items():
-        of_runs = [result["accuracy"]["validation"] for result in runs[place].values()]
-        if None in of_runs:
+    if not tune:
+        return frame, []
+    cases, grids = by_case(frame), {}
+    for (method, setting), runs in cases.items():
+        shares = [run.result["accuracy"]["validation"] for run in runs.values()]
+        if None in shares:
             raise JaxflError(f"--tune: {NO_VALIDATION}")
-        shares.setdefault(method, {})[place] = np.mean(of_runs)
-    return {max(places, key=places.get): method for method, places in shares.items()}
-
-
-def notes_on_tuned(chosen: Mapping[str, str]) -> list[str]:
-    """Return a note on the options chosen for each method."""
-    tuned = [f"{options} for {method}" for method, options in chosen.items() if options]
-    return [f"The best on validation rows: {'; '.join(tuned)}."] if tuned else []
+        name, options = apart(method, tune)
+        shown = name, tuple((axis, value) for axis, value in setting if axis not in tune)
+        tried = ",".join(filter(None, [options, *(value for axis, value in setting if axis in tune)]))
+        grids.setdefault(shown, {})[method, setting] = np.mean(shares), tried
+    kept, notes = {}, []
+    for shown, grid in grids.items():
+        case = max(grid, key=lambda place: grid[place][0])
+        kept[case] = dict(zip(("method", "setting"), shown, strict=True))
+        notes += [f"{grid[case][1]} for {words(shown)}"] if grid[case][1] else []
+    stay = [
+        run._replace(**kept[case]) for case, runs in cases.items() if case in kept for run in runs.values()
+    ]
+    return stay, [f"The best on validation rows: {'; '.join(notes)}."] if notes else []

@@ -27,7 +27,7 @@ from jaxfl.folder import checkpoint, store
 from jaxfl.folder.variant import Variant
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
-from jaxfl.results.row_scores import asked
+from jaxfl.results.measures import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
 
@@ -49,7 +49,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         keys=[jax.random.key(setup.run.seed) for _, setup in runs],
         eval_every=setup.run.eval_every,
         score_cohort=setup.run.score_cohort,
-        likely=asked(setup.machine.show),
+        likely=needs_rows(setup.machine.show),
         conditions=[_conditions(setup, federation) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
     )

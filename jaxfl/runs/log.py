@@ -134,10 +134,10 @@ def scalars(record: dict, config: dict) -> dict[str, float]:
             if moment == "personal":
                 values["accuracy/validation"] = record[key].get("validation")
     for name in config["options"].get("show", ()) if "accuracy" in record else ():
-        for title, value, *_ in columns(name, [record]) if name not in COSTS else ():
-            word, unit, _ = title.partition(" %")
+        for what in columns(name, [record]) if name not in COSTS else ():
+            word, unit, _ = what.title.partition(" %")
             key = f"{PER_CLASS}/{word}" if name == PER_CLASS else f"scores/{name}"
-            values[key] = value(record) / (100 if unit else 1)
+            values[key] = what.value(record) / (100 if unit else 1)
     values |= {f"seconds/{part}": seconds for part, seconds in record.get("seconds", {}).items()}
     return {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
 

@@ -26,8 +26,9 @@ from jaxfl.folder.owner import require_owned
 from jaxfl.folder.variant import Variant
 from jaxfl.machine import files
 from jaxfl.results import clients
+from jaxfl.results.measures import CONFUSION
 from jaxfl.results.result import joined, records, result
-from jaxfl.results.row_scores import CONFUSION, confusion_csv
+from jaxfl.results.table import confusion_csv
 from jaxfl.results.target import stops
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
 from jaxfl.runs.profile import profiled

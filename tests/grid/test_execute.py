@@ -17,7 +17,7 @@ from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
 from jaxfl.grid import execute
-from jaxfl.results.result import SELECTED
+from jaxfl.results.notes import SELECTED
 from jaxfl.results.watch import progress
 from jaxfl.runs import loop as run_loop
 

@@ -20,8 +20,9 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import owner, store
 from jaxfl.grid import study, study_file, study_table
 from jaxfl.results import watch
+from jaxfl.results.frame import by_case
+from jaxfl.results.notes import OTHER_DATA
 from jaxfl.results.plot import draw_grid, draw_panels, draw_table
-from jaxfl.results.result import OTHER_DATA
 from jaxfl.results.table import as_latex
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer
@@ -96,7 +97,7 @@ def test_the_table_has_every_setting_of_every_method(toy):
             )
     said = (folder / "study.md").read_text()
     assert (
-        "4 of its runs are missing: fedprox mu=0.0,partition=classes,classes_per_client=99 has 0 of 1;"
+        "4 of the runs are missing: fedprox mu=0.0,partition=classes,classes_per_client=99 has 0 of 1;"
         in said
     )
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
@@ -105,19 +106,17 @@ def test_the_table_has_every_setting_of_every_method(toy):
 def test_the_table_compares_with_one_method(toy):
     """Differences are over clients where there is one seed; the method itself has a dash."""
     found, folder = toy
-    cells = study.finished(found._replace(against="local"), folder)
-    table = study_table.tabulate(cells)
+    frame = study.finished(found, folder)
+    results = {case: runs[0, 0].result["accuracy"] for case, runs in by_case(frame).items()}
+    table = study_table.tabulate(found._replace(against="local"), frame)
     assert table.titles[2:] == [f"{title} minus local" for title in table.titles[:2]]
     for row, (label, (*_, first, second)) in enumerate(table.rows):
         assert label.startswith("fedprox" if row < 2 else "local")
         if row >= 2:
             assert first.text() == second.text() == "-"
             continue
-        setting = study_file.setting_name(study.settings(found)[3 * row])
-        ours, theirs = (
-            np.array(cells.results[setting, method][0, 0]["accuracy"]["per_client"])
-            for method in found.methods
-        )
+        setting = study_table.in_words(study.settings(found)[3 * row])
+        ours, theirs = (np.array(results[method, setting]["per_client"]) for method in found.methods)
         assert first[3:] == (4, "clients")
         assert first.mean == pytest.approx(100 * (ours - theirs).mean())
     assert "Minus local" in table.notes[-1]
@@ -129,25 +128,22 @@ def test_what_is_shown_may_be_several_things(toy, columns):
     found, folder = toy
     shown = {"accuracy": "accuracy, mean over clients %", "megabytes": "MB sent and received"}
     study_of = found._replace(show=tuple(shown), columns=columns, axes={"mu": [0.0, 1.0]})
-    made = study_table.Cells(study_of, {})
-    for setting in study.settings(study_of):
-        name = study_file.setting_name(setting | {"partition": found.axes["partition"][0]})
-        for method in found.methods:
-            result, _ = store.read_finished(next((folder / store.file_name(name)).glob(f"{method}*/seed-0")))
-            made.results[study_file.setting_name(setting), method] = {
-                (0, 0): result | {"untrained": ([], 4), "data": 1}
-            }
-    table = study_table.tabulate(made)
+    partition = ("partition", study_file.setting_name({"partition": found.axes["partition"][0]}))
+    frame = [
+        run._replace(setting=run.setting[:1])
+        for run in study.finished(found, folder)
+        if partition in run.setting
+    ]
+    table = study_table.tabulate(study_of, frame)
     assert len(table.rows) * len(table.titles) == 8
-    made.results[next(iter(made.results))][0, 0]["data"] = 2
-    assert OTHER_DATA in study_table.tabulate(made).notes and OTHER_DATA not in table.notes
-    for method, mu, title in itertools.product(found.methods, (0.0, 1.0), shown.values()):
-        words = {"method": method, "mu": f"mu={mu}", "show": title}
+    moved = [run._replace(sums=(i, 0)) for i, run in enumerate(frame)]
+    assert OTHER_DATA in study_table.tabulate(study_of, moved).notes and OTHER_DATA not in table.notes
+    for run, title in itertools.product(frame, shown.values()):
+        words = {"method": run.method, **dict(run.setting), "show": title}
         column = words.pop(columns)
         (cells,) = (cells for row, cells in table.rows if all(word in row for word in words.values()))
-        result = made.results[f"mu={mu}", method][0, 0]
-        sent = (result["bytes_up"] + result["bytes_down"]) / 1e6
-        wanted = 100 * result["accuracy"]["mean"] if title.startswith("acc") else sent
+        sent = (run.result["bytes_up"] + run.result["bytes_down"]) / 1e6
+        wanted = 100 * run.result["accuracy"]["mean"] if title.startswith("acc") else sent
         assert cells[table.titles.index(column)].mean == pytest.approx(wanted)
     with drawing():
         draw_panels(table, "Toy")
@@ -157,11 +153,11 @@ def test_every_run_has_a_row_of_its_own(toy):
     """Settings and seeds are columns, in percent and megabytes as in tables."""
     found, folder = toy
     lines = rows(folder, "runs.csv")
-    cells = study.finished(found, folder)
+    runs = by_case(study.finished(found, folder))
     assert len(lines) == 8
     for line in lines:
-        setting = study_file.setting_name({name: line[name] for name in found.axes})
-        (result,) = cells.results[setting, line["method"]].values()
+        setting = study_table.in_words({name: line[name] for name in found.axes})
+        result = runs[line["method"], setting][0, 0].result
         assert line["seed"] == line["partition_seed"] == "0" and not line["validation"]
         assert float(line["worst-tenth"]) == pytest.approx(100 * result["accuracy"]["worst_tenth"], 1e-5)
         assert float(line["flops"]) == pytest.approx(result["flops"] / 1e9, 1e-5)
@@ -172,10 +168,10 @@ def test_the_best_method_of_each_setting_stands_out_and_names_are_those_of_the_f
     mu = "mu=0.0"
     names = {"fedprox": "FedProx", mu: "$\\mu$ = 0", "std": "spread (std)"}
     study_of = found._replace(names=names, show=("accuracy", "std"), columns="method", against="local")
-    table = study_table.tabulate(study.finished(study_of, folder))
+    table = study_table.tabulate(study_of, study.finished(study_of, folder))
     assert table.titles == ["FedProx", "local", "FedProx minus local"]
     assert len(table.best) >= len(table.rows) == 8
-    assert "; spread (std), mean" in table.notes[0] or "; spread (std)." in table.notes[0]
+    assert table.notes[0].endswith("; spread (std).")
     for i, (label, cells) in enumerate(table.rows):
         better = min if "std" in label else max
         means = [cell.mean for cell in cells[:2]]
@@ -202,13 +198,13 @@ def test_a_study_goes_on_when_its_axes_change_places_and_needs_no_data_when_it_h
 
 def test_runs_without_validation_rows_are_left_out_of_a_table_that_selects_by_them(toy):
     found, whole = toy
-    assert not study.finished(found._replace(select="validation"), whole).results
+    assert not study.finished(found._replace(select="validation"), whole)
 
 
 def test_accuracies_on_validation_rows_that_nobody_has_are_explained(toy):
     found, whole = toy
     shown = found._replace(show=("accuracy", "validation"), names={"accuracy": "not validation %"})
-    table = study_table.tabulate(study.finished(shown, whole))
+    table = study_table.tabulate(shown, study.finished(shown, whole))
     assert [note for note in table.notes if "no run has validation rows" in note] == [
         "validation %: no run has validation rows; clients hold some out with --validation-fraction."
     ]
@@ -324,17 +320,16 @@ def test_a_damaged_run_is_named_and_the_table_has_the_others(toy, tmp_path):
     damaged = sorted(results(tmp_path / "copy"))[0]
     damaged.write_text("{")
     table, failures = study.run(found, tmp_path / "copy")
-    assert table is not None and "5 of its runs are missing" in table.notes[1]
+    assert table is not None and "5 of the runs are missing" in table.notes[1]
     assert [failure for failure in failures if f"{damaged} is damaged" in failure]
     assert len(failures) == 3  # it is named once
 
 
 def test_runs_on_other_rows_are_not_paired(toy):
     found, folder = toy
-    cells = study.finished(found._replace(against="local"), folder)
-    of_setting = cells.results[study_file.setting_name(study.settings(found)[0]), "fedprox"]
-    of_setting[0, 0]["rows"] = "others"
-    table = study_table.tabulate(cells)
+    first, *frame = study.finished(found, folder)
+    moved = first._replace(sums=(first.sums[0], "others"))
+    table = study_table.tabulate(found._replace(against="local"), [moved, *frame])
     assert table.rows[0][1][2].text() == "-" and table.rows[0][1][3].text() != "-"
     assert table.notes[-1].startswith("Minus local: runs on other rows are not paired: fedprox mu=0.0,")
 
@@ -342,13 +337,13 @@ def test_runs_on_other_rows_are_not_paired(toy):
 def test_what_a_table_averages_or_cannot_compare_is_said(toy):
     """Versions of the user's own code, and a rival that has not finished."""
     found, folder = toy
-    cells = study.finished(found._replace(against="local"), folder)
+    first, _, *frame = study.finished(found, folder)
+    versions = [
+        first._replace(draw=(seed, 0), result=first.result | {"code": [{"files": {"my.py": then}}]})
+        for seed, then in enumerate(("before", "after"))
+    ]
+    notes = study_table.tabulate(found._replace(against="local"), [*versions, *frame]).notes
     setting = study_file.setting_name(study.settings(found)[0])
-    (result,) = cells.results[setting, "fedprox"].values()
-    versions = [result | {"code": [{"files": {"my.py": then}}]} for then in ("before", "after")]
-    cells.results[setting, "fedprox"] = {(seed, 0): of_seed for seed, of_seed in enumerate(versions)}
-    del cells.results[setting, "local"]
-    notes = study_table.tabulate(cells).notes
     assert f"The runs of fedprox {setting} were computed by different versions of your code." in notes
     assert notes[-1] == f"Nothing is compared with local in {setting}: no run of it has finished."
 
@@ -417,7 +412,7 @@ def test_names_are_plain_text_in_pictures(toy, drawn):
     """A name between dollars is no formula, which might be wrong."""
     found, folder = toy
     name = r"$\textsc{Ours}$"
-    table = study_table.tabulate(study.finished(found._replace(names={"fedprox": name}), folder))
+    table = study_table.tabulate(found._replace(names={"fedprox": name}), study.finished(found, folder))
     for figure in draw_table(table, name, name), draw_panels(table, name), draw_grid(table, name, name):
         figure.savefig(io.BytesIO())
 
@@ -484,30 +479,25 @@ def test_the_table_has_no_runs_of_another_study(toy):
     """A file may be edited: its table leaves out runs that were begun with other options."""
     found, whole = toy
     for others in {"epochs": 2}, {"seed": 1}:
-        assert not study.finished(found._replace(options=found.options | others), whole).results
+        assert not study.finished(found._replace(options=found.options | others), whole)
     fewer = found._replace(methods=("fedprox",))
-    assert {method for _, method in study.finished(fewer, whole).results} == {"fedprox"}
+    assert {run.method for run in study.finished(fewer, whole)} == {"fedprox"}
 
 
 def test_cells_that_lack_runs_or_the_target_are_named(toy):
     found, whole = toy
-    cells = study.finished(found._replace(show=("rounds-to-target",)), whole)
-    target = {"target": [0.5]}
-    cells = cells._replace(study=cells.study._replace(options=found.options | target, seeds=3))
-    (setting, choice), (result,) = next(
-        (cell, [*of_seeds.values()]) for cell, of_seeds in cells.results.items()
-    )
-    reached = [result | {"targets": {"0.5": {"round": number}}} for number in (2, None)]
-    cells.results[setting, choice] = {(seed, 0): result for seed, result in enumerate(reached)}
-    table = study_table.tabulate(cells)
-    what, missing, missed = table.notes
-    assert "rounds to 50 %, mean and sample standard deviation over up to 3 runs." in what
-    assert (
-        missing.startswith("27 of its runs are missing: ") and f"{choice} {setting} has 2 of 3; " in missing
-    )
-    assert missing.endswith("; and 6 more.") and missed.startswith(
-        f"The target is reached by {choice} {setting} in 1 of 2"
-    )
+    first, *frame = study.finished(found, whole)
+    aiming = found._replace(show=("rounds-to-target",), options=found.options | {"target": [0.5]}, seeds=3)
+    reached = [
+        first._replace(draw=(seed, 0), result=first.result | {"targets": {"0.5": {"round": number}}})
+        for seed, number in enumerate((2, None))
+    ]
+    what, spread, missing, missed = study_table.tabulate(aiming, [*reached, *frame]).notes
+    cell = f"{first.method} {study_file.setting_name(study.settings(found)[0])}"
+    assert what == "Toy: rounds to 50 %."
+    assert spread == "Mean and sample standard deviation over up to 3 seeds."
+    assert missing.startswith("27 of the runs are missing: ") and f"{cell} has 2 of 3; " in missing
+    assert missing.endswith("; and 6 more.") and missed == f"50 % is reached by {cell} in 1 of 2 runs."
 
 
 @pytest.mark.parametrize(
@@ -526,7 +516,7 @@ def test_targets_are_those_of_the_file(toy):
         aiming = found._replace(show=("rounds-to-target",), options=found.options | {"target": target})
         return [
             cell.text()
-            for _, cells in study_table.tabulate(study.finished(aiming, whole)).rows
+            for _, cells in study_table.tabulate(aiming, study.finished(aiming, whole)).rows
             for cell in cells
         ]
 
@@ -554,9 +544,9 @@ def test_an_axis_may_change_several_options_together(toy, tmp_path):
     assert [study_file.planned(pairs, {"both": value}) for value in (one, other)] == [
         study_file.planned(found, value) for value in (one, other)
     ]
-    table = study_table.tabulate(study.finished(pairs, whole))
+    table = study_table.tabulate(pairs, study.finished(pairs, whole))
     assert table.titles == ["both small", study_file.setting_name(other)]
-    apart = study_table.tabulate(study.finished(found, whole))
+    apart = study_table.tabulate(found, study.finished(found, whole))
     texts = {label: [cell.text() for cell in cells] for label, cells in apart.rows}
     for label, cells in table.rows:
         assert [cell.text() for cell in cells] == [texts[f"{label} mu=0.0"][0], texts[f"{label} mu=1.0"][1]]
@@ -587,11 +577,11 @@ def test_settings_that_differ_in_targets_have_the_same_runs(toy, tmp_path):
     assert results(tmp_path / "copy").keys() == {
         tmp_path / "copy" / path.relative_to(whole) for path in results(whole)
     }
-    table = study_table.tabulate(study.finished(aiming, tmp_path / "copy"))
+    table = study_table.tabulate(aiming, study.finished(aiming, tmp_path / "copy"))
     assert [[cell.text() for cell in cells] for _, cells in table.rows] == 2 * [["2.00", "-", "2.00"]]
     assert "rounds to the target" in table.notes[0]
     stopping = aiming._replace(options=aiming.options | {"stop_at_target": True})
-    assert not study.finished(stopping, whole).results
+    assert not study.finished(stopping, whole)
 
 
 def test_a_setting_may_have_a_long_name(toy):
@@ -600,7 +590,7 @@ def test_a_setting_may_have_a_long_name(toy):
     names = [store.file_name(study_file.setting_name(setting)) for setting in study.settings(long)]
     assert names[0] == "models=mlp-hidden=3" and names[1].startswith("models=mlp-hidden=3-dropout=0.0+mlp")
     assert len(names[1].encode()) <= 200 and store.file_name("é" * 300) != store.file_name("é" * 301)
-    assert not study.finished(long, whole).results
+    assert not study.finished(long, whole)
 
 
 def test_every_study_of_the_papers_can_be_read():
@@ -734,7 +724,7 @@ def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
         lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": [], "client_loss": []}]),
     )
     monkeypatch.setattr(study.store, "checksums", lambda run: (run, ""))
-    cells = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
-    assert {tuple(sorted(of_seeds)) for of_seeds in cells.results.values()} == {
+    frame = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
+    assert {tuple(sorted(runs)) for runs in by_case(frame).values()} == {
         tuple((seed, partition) for seed in range(2) for partition in range(3))
     }

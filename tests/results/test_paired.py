@@ -11,8 +11,9 @@ from scipy import stats
 
 from jaxfl.errors import JaxflError
 from jaxfl.grid.compare import check_distinct
-from jaxfl.results.measures import measure
-from jaxfl.results.paired import UNPAIRED, Difference, interval, label_of, notes_on, paired
+from jaxfl.results.measures import measure, usual_columns
+from jaxfl.results.notes import on_differences
+from jaxfl.results.paired import UNPAIRED, Difference, interval, label_of, paired
 from jaxfl.results.table import (
     Cell,
     Table,
@@ -21,10 +22,9 @@ from jaxfl.results.table import (
     as_latex,
     as_markdown,
     as_text,
-    tabulate,
 )
 
-_, VALUE, OF_CLIENTS, *_ = measure("accuracy")
+VALUE, CLIENTS = measure("accuracy").value, measure("accuracy").clients
 OURS, THEIRS = [0.91, 0.93, 0.88, 0.94], [0.90, 0.91, 0.88, 0.91]
 
 
@@ -43,7 +43,7 @@ def test_runs_pair_by_their_seeds_whatever_the_order(seeds):
     """Runs are paired by seed in whatever order; seeds of only one method are left out."""
     ours = {(seed, 7): result(OURS[seed]) for seed in seeds} | {(8, 7): result(0.1)}
     theirs = {(9, 7): result(0.9)} | {(seed, 7): result(THEIRS[seed]) for seed in range(4)}
-    found = paired(ours, theirs, VALUE, OF_CLIENTS)
+    found = paired(ours, theirs, VALUE, CLIENTS)
     assert found[:3] == pytest.approx(of_scipy(OURS, THEIRS))
     assert found[3:] == (4, "seeds") and found.inside
     assert paired(theirs, ours, VALUE)[:3] == pytest.approx([-found.mean, -found.high, -found.low])
@@ -51,7 +51,7 @@ def test_runs_pair_by_their_seeds_whatever_the_order(seeds):
 
 def test_one_seed_pairs_clients_and_leaves_newcomers_out():
     ours, theirs = [0.5, 0.75, None, 1.0], [0.25, 0.75, None, 0.5]
-    found = paired({(0, 0): result(0.8, ours)}, {(0, 0): result(0.5, theirs)}, VALUE, OF_CLIENTS)
+    found = paired({(0, 0): result(0.8, ours)}, {(0, 0): result(0.5, theirs)}, VALUE, CLIENTS)
     assert found[:3] == pytest.approx(of_scipy([0.5, 0.75, 1.0], [0.25, 0.75, 0.5]))
     assert found[3:] == (3, "clients")
     alone = paired({(0, 0): result(0.8)}, {(0, 0): result(0.5)}, VALUE)
@@ -62,7 +62,7 @@ def test_seeds_pair_over_the_clients_that_both_runs_have():
     """Clients that are newcomers in one run, here the best of the other, are left out of the pair."""
     ours = {(seed, 0): result(mean, [mean, None]) for seed, mean in enumerate(OURS)}
     theirs = {(seed, 0): result((mean + 1) / 2, [mean, 1.0]) for seed, mean in enumerate(THEIRS)}
-    assert paired(ours, theirs, VALUE, OF_CLIENTS)[:3] == pytest.approx(of_scipy(OURS, THEIRS))
+    assert paired(ours, theirs, VALUE, CLIENTS)[:3] == pytest.approx(of_scipy(OURS, THEIRS))
 
 
 def test_several_partitions_are_the_pairs():
@@ -78,19 +78,19 @@ def test_several_partitions_are_the_pairs():
 
 
 def test_runs_that_cannot_be_paired_have_no_difference():
-    assert paired({(0, 0): result(0.5)}, {(1, 0): result(0.5)}, VALUE, OF_CLIENTS) is UNPAIRED
-    assert UNPAIRED.text() == "-" and not notes_on("fedavg", {"local": UNPAIRED})
+    assert paired({(0, 0): result(0.5)}, {(1, 0): result(0.5)}, VALUE, CLIENTS) is UNPAIRED
+    assert UNPAIRED.text() == "-" and not on_differences("fedavg", {"local": UNPAIRED})
 
 
 def test_notes_say_over_which_pairs_a_difference_is():
     kinds = {"a": Difference(1.0, 0.5, 1.5, 3, "seeds"), "b": Difference(1.0, 0.5, 1.5, 20, "clients")}
-    (alone,) = notes_on("m0", {"a": kinds["a"]})
+    (alone,) = on_differences("m0", {"a": kinds["a"]})
     assert alone.startswith("Minus m0: ")
-    seeds, clients = notes_on("m0", kinds)
+    seeds, clients = on_differences("m0", kinds)
     assert seeds.startswith("Minus m0 (a): ") and clients.startswith("Minus m0 (b): ")
-    (single,) = notes_on("m0", {"a": Difference(1.0, np.nan, np.nan, 1, "seeds")})
+    (single,) = on_differences("m0", {"a": Difference(1.0, np.nan, np.nan, 1, "seeds")})
     assert "no interval" in single and "Student" not in single
-    assert not notes_on("m0", {"a": Difference(np.nan, np.nan, np.nan, 2, "seeds")})
+    assert not on_differences("m0", {"a": Difference(np.nan, np.nan, np.nan, 2, "seeds")})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_tables_hold_the_ends_of_intervals():
     rows = [
         (f"m{i}", [Cell(90.0, None), difference, Cell(1.0, 0.5)]) for i, difference in enumerate(differences)
     ]
-    notes = notes_on("m0", dict(zip(("m0", "m1"), differences, strict=True)))
+    notes = on_differences("m0", dict(zip(("m0", "m1"), differences, strict=True)))
     table = Table(["accuracy %", "minus m0", "MB up"], rows, tuple(notes))
     head, first, second = as_csv(table).splitlines()
     assert head == "method,accuracy %,accuracy % std,minus m0,minus m0 low,minus m0 high,MB up,MB up std"
@@ -237,9 +237,7 @@ def test_columns_have_units_and_include_those_of_newcomers():
         "simulated_seconds": None,
         "targets": {"0.5": spent},
     }
-    table = tabulate([("fedavg", found)], ["flops"])
-    ((_, cells),) = table.rows
-    assert {title: c.mean for title, c in zip(table.titles, cells, strict=True)} == pytest.approx(
+    assert {what.title: what.value(found) for what in usual_columns([found], ["flops"], ())} == pytest.approx(
         {
             "accuracy %": 50,
             "GFLOP": 7,

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import long, tiny_models, tiny_partition, tiny_source
-from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score, roc_auc_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 
 import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
@@ -23,12 +30,12 @@ from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
-from jaxfl.results import row_scores
+from jaxfl.results import measures
 from jaxfl.results.clients import as_csv
+from jaxfl.results.measures import SCORES, Rows, macro_f1
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
-from jaxfl.results.row_scores import ROW_SCORES, Rows
-from jaxfl.results.scores import accuracy, macro_f1, of_present, of_teachers
+from jaxfl.results.scores import accuracy, cohort_accuracy, teacher_accuracy
 
 SIZES = (7, 10)
 
@@ -40,6 +47,14 @@ def test_macro_f1_is_that_of_scikit_learn():
     assert macro_f1(*(count[None] for count in counts)) == pytest.approx(
         f1_score(truth, taken_for, average="macro")
     )
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    truth, taken_for = np.array([0, 2, 3])[rng.integers(0, 3, 40)], rng.integers(2, 4, 40)
+    right, rows = (np.bincount(which, minlength=7)[None] for which in (truth[truth == taken_for], truth))
+    found = SCORES["balanced"].counts(SimpleNamespace(right=right, rows=rows))
+    assert found == pytest.approx(balanced_accuracy_score(truth, taken_for))
 
 
 def test_newcomers_are_drawn_from_every_architecture_and_are_in_no_cohort():
@@ -102,10 +117,24 @@ def chosen(dataset):
 @pytest.mark.parametrize(("method", "state"), [("fedper", "device"), long("fedavg", "host")])
 def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, state):
     """They are of the deployed models and their clients' own rows, without newcomers."""
-    show = ["auc", "precision", "recall", "loss", "validation-loss", "confusion", "lowest", "per-class"]
+    show = [
+        "balanced",
+        "auc",
+        "precision",
+        "recall",
+        "loss",
+        "validation-loss",
+        "confusion",
+        "lowest",
+        "per-class",
+    ]
     more = {"validation_fraction": 0.3, "client_state": state, "show": show, "run_dir": tmp_path / "run"}
     run = jaxfl.run(method, **chosen | more)
-    new, expected, confusion = run.result["newcomers"]["clients"], {name: [] for name in ROW_SCORES}, 0
+    new, expected, confusion = (
+        run.result["newcomers"]["clients"],
+        {name: [] for name, score in SCORES.items() if score.counts or score.rows},
+        0,
+    )
     for client in range(4):
         if client in new:
             continue
@@ -117,6 +146,7 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
         known = likely[:, own] / likely[:, own].sum(1, keepdims=True)
         binary = {"y_score": known[:, 1]} if len(own) == 2 else {"y_score": known, "multi_class": "ovr"}
         expected["auc"].append(roc_auc_score(truth, **binary))
+        expected["balanced"].append(recall_score(truth, taken_for, labels=own, average="macro"))
         expected["precision"].append(precision_score(truth, taken_for, average="macro", zero_division=0))
         expected["recall"].append(recall_score(truth, taken_for, average="macro", zero_division=0))
         expected["loss"].append(-np.log(likely[np.arange(len(rows)), truth]).mean())
@@ -150,8 +180,8 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
 def test_the_auc_is_of_the_classes_that_a_client_has():
     truth, likely = np.array([0, 2, 2, 0]), np.array([0.5, 0.25, 0.25])[None] * np.arange(1, 5)[:, None] / 4
     rows = Rows(truth, np.log(likely), truth)
-    assert row_scores.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
-    assert np.isnan(row_scores.auc(rows._replace(truth=np.zeros(4, int))))
+    assert measures.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
+    assert np.isnan(measures.auc(rows._replace(truth=np.zeros(4, int))))
 
 
 def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path):
@@ -308,7 +338,7 @@ def test_a_cohort_is_pooled_over_rows():
     right, rows = np.array([[1, 0], [3, 3]]), np.array([[1, 1], [4, 4]])
     nothing = np.zeros(2, int)
     (scores, mask) = [Score(right, rows, rows, nothing, nothing, nothing)], [np.ones(2, bool)]
-    assert of_present(scores, mask) == pytest.approx({"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10})
+    assert cohort_accuracy(scores, mask) == pytest.approx({"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10})
 
 
 def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
@@ -319,10 +349,10 @@ def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
         for right, finite in (([4, 9, 5, 1], 1), ([7, 0, 6, 10], 0))
     )
     present = [np.array([1, 1, 1, 0], bool)]
-    found = of_teachers(teacher, own, present)
+    found = teacher_accuracy(teacher, own, present)
     assert found == {"teacher": pytest.approx({"mean": 0.65, "pooled": 0.65, "lead": 0.2})}
-    assert of_teachers(teacher, None, present)["teacher"].keys() == {"mean", "pooled"}
-    assert of_teachers(teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
+    assert teacher_accuracy(teacher, None, present)["teacher"].keys() == {"mean", "pooled"}
+    assert teacher_accuracy(teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
 
 
 def test_a_summary_is_of_the_last_ten_and_of_the_best():

@@ -1,28 +1,39 @@
 """Grids of which a table has the best by validation rows: those of comparisons, of reports and of studies."""
 
+from pathlib import Path
+
 import pytest
 
 import jaxfl
 from jaxfl.errors import JaxflError
 from jaxfl.grid import study_file, study_table
-from jaxfl.results.tuned import apart, best_of
+from jaxfl.results.frame import Run
+from jaxfl.results.tuned import best
 
 OPTIONS = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 2, "epochs": 1}
 
 
-def result(validation, mean):
-    return {"accuracy": {"validation": validation, "mean": mean, "per_client": [mean]}}
+def run(method, validation, mean, seed=0, setting=()):
+    scores = {"validation": validation, "mean": mean, "per_client": [mean]}
+    result = {"accuracy": scores, "code": [{"files": {}}]}
+    return Run(method, setting, (seed, 0), result, [], ([], 4), (0, 0), Path())
 
 
 def test_the_best_is_the_one_with_the_largest_mean_on_validation_rows():
-    places = ("fedavg,lr=0.1", "fedavg,lr=0.2", "fedavg,lr=0.3", "local")
-    runs = ([0.5, 0.9], [0.8, 0.8], [0.8, 0.8], [0.1])
-    of_place = {
-        place: {(seed, 0): result(share, 1 - share) for seed, share in enumerate(shares)}
-        for place, shares in zip(places, runs, strict=True)
+    shares = {
+        "fedavg,lr=0.1": [0.5, 0.9],
+        "fedavg,lr=0.2": [0.8] * 2,
+        "fedavg,lr=0.3": [0.8] * 2,
+        "local": [0.1],
     }
-    grid = {place: apart(place, ["lr"]) for place in places}
-    assert best_of(grid, of_place) == {"fedavg,lr=0.2": "fedavg", "local": "local"}
+    frame = [
+        run(label, share, 1 - share, seed)
+        for label, of_label in shares.items()
+        for seed, share in enumerate(of_label)
+    ]
+    kept, (said,) = best(frame, ["lr"])
+    assert kept == [frame[2]._replace(method="fedavg"), frame[3]._replace(method="fedavg"), frame[-1]]
+    assert said == "The best on validation rows: lr=0.2 for fedavg."
 
 
 def test_a_comparison_has_a_row_for_each_method(dataset, tmp_path):
@@ -62,18 +73,12 @@ clients = [4, 5]
 def test_a_study_has_the_best_of_each_setting(tmp_path):
     path = tmp_path / "grid.toml"
     path.write_text(STUDY)
-    study, results = study_file.read(path), {}
+    study, frame = study_file.read(path), []
     for i, setting in enumerate(study_file.settings(study)):
         for choice in study.methods:
             share = (i + 1) / 8 if choice.startswith("fedavg") else 0.5 + float(choice[-1]) / 8
-            of_run = result(share, share / 2) | {
-                "data": 0,
-                "rows": 0,
-                "untrained": ([], 4),
-                "code": [{"files": {}}],
-            }
-            results[study_file.setting_name(setting), choice] = {(0, 0): of_run}
-    table = study_table.tabulate(study_table.Cells(study, results))
+            frame.append(run(choice, share, share / 2, setting=study_table.in_words(setting)))
+    table = study_table.tabulate(study, frame)
     assert table.titles == ["clients=4", "clients=5", "clients=4 minus fedavg", "clients=5 minus fedavg"]
     means = {label: [cell.mean for cell in cells[:2]] for label, cells in table.rows}
     assert means == {"fedavg": pytest.approx([18.75, 25]), "fedprox": pytest.approx([31.25, 31.25])}

@@ -34,8 +34,10 @@ from jaxfl.grid import compare as comparisons
 from jaxfl.grid import execute
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.results import plot, report
-from jaxfl.results.table import Cell, notes_on_code, notes_on_untrained, untrained
+from jaxfl.results import frame, plot
+from jaxfl.results.frame import untrained
+from jaxfl.results.notes import OTHER_DATA, OTHER_ROWS, on_code, on_runs, on_untrained
+from jaxfl.results.table import Cell
 from jaxfl.runs import prepare
 from jaxfl.runs.lengthen import rates_depend_on_length
 from jaxfl.runs.prepare import check_setup
@@ -346,8 +348,11 @@ def test_rows_are_in_the_order_in_which_methods_are_named(compared, tmp_path):
     (tmp_path / "copy" / name(METHODS[0]) / f"seed-{SEEDS[0]}" / "result.json").unlink()
     table = jaxfl.report(tmp_path / "copy")
     assert [label for label, _ in table.rows] == list(METHODS)[::-1]
-    _, spread, left_out = table.notes
-    assert f"1 of {METHODS[0]}" in spread and left_out.startswith("Left out: 1 run has not finished")
+    spread, missing, _, left_out = table.notes
+    assert (
+        "over up to 2 seeds" in spread and missing == f"1 of the runs are missing: {METHODS[0]} has 1 of 2."
+    )
+    assert left_out.startswith("Left out: 1 run has not finished")
 
 
 def test_report_averages_only_over_seeds(compared, tmp_path):
@@ -397,7 +402,7 @@ def test_report_shows_options_of_all_methods_in_which_runs_differ(compared, tmp_
         ({"checksum": 0 * arrays["checksum"]}, "data"),
     ):
         np.savez(tmp_path / "b" / "partition.npz", **arrays | change)
-        _, noted = jaxfl.report(tmp_path).notes
+        noted, _ = jaxfl.report(tmp_path).notes
         assert f"have different {words}" in noted and noted in (tmp_path / "table.md").read_text()
 
 
@@ -408,13 +413,13 @@ def test_labels_distinguish_texts(values):
     labels = [f"fedkemf,knowledge={value}" for value in shown]
     assert [variant.label for variant in variants] == labels
     assert [choose(label).config for label in labels] == [variant.config for variant in variants]
-    assert report._labels([described(variant, Setup()) for variant in variants]) == labels
+    assert frame.labels([described(variant, Setup()) for variant in variants]) == labels
 
 
 def test_options_within_a_value_are_not_those_of_the_run():
     variant = choose("fedkemf,knowledge=[cnn1,dropout=0.2]")
     rates = (0.1, 0.3)
-    labels = report._labels([described(variant, Setup.of(dropout=rate)) for rate in rates])
+    labels = frame.labels([described(variant, Setup.of(dropout=rate)) for rate in rates])
     assert labels == [f"{variant.label},dropout={rate}" for rate in rates]
 
 
@@ -445,21 +450,25 @@ def test_report_says_how_much_better_the_others_are(compared, tmp_path):
     table = jaxfl.report(one, other, against=compfl, out=tmp_path / "one")
     assert table.rows[0][1][1][3:] == (4, "clients") and "over 4 clients of one seed" in table.notes[-1]
     lonely = jaxfl.report(one, later, against=compfl, out=tmp_path / "lonely")
-    assert lonely.notes[1:] == ("fedavg and compfl,kd=false have no seed in common: nothing can be paired.",)
+    assert lonely.notes[1:] == (
+        "Minus compfl,kd=false: runs without a seed in common are not paired: fedavg.",
+    )
     assert lonely.rows[0][1][1].text() == "-"
 
 
 @pytest.mark.parametrize("partition_seed", [0, 1])
-def test_report_refuses_to_pair_runs_of_other_partitions(compared, tmp_path, partition_seed):
-    """Runs of other partitions are refused, whether options differ or only rows."""
+def test_a_report_does_not_pair_runs_of_other_partitions(compared, tmp_path, partition_seed):
+    """A note says so, whether options differ or only rows."""
     one, _, other, _ = runs(compared)
     altered(other, tmp_path / "other", partition_seed=partition_seed)
     with np.load(other / "partition.npz") as file:
         arrays = dict(file)
     np.savez(tmp_path / "other" / "partition.npz", **arrays | {"test": arrays["test"][::-1]})
     against = "fedavg" + ",partition_seed=0" * partition_seed
-    with pytest.raises(JaxflError, match="have different data or partitions and cannot be paired"):
-        jaxfl.report(one, tmp_path / "other", against=against, out=tmp_path)
+    table = jaxfl.report(one, tmp_path / "other", against=against, out=tmp_path)
+    why = "without a seed in common" if partition_seed else "on other rows"
+    assert [cells[1].text() for _, cells in table.rows] == ["-", "-"]
+    assert OTHER_ROWS in table.notes and f"Minus {against}: runs {why} are not paired: " in table.notes[-1]
 
 
 def test_a_comparison_over_partitions(dataset, tmp_path):
@@ -499,7 +508,7 @@ def test_report_counts_copies_once_and_refuses_other_runs_of_one_label(
     assert row["accuracy % std"] == ""
     with monkeypatch.context() as patch:  # also if accuracies are of another evaluation than the last
         patch.setattr(
-            report, "selected", lambda result, *_: result | {"accuracy": result["accuracy"] | {"mean": 0.125}}
+            frame, "selected", lambda result, *_: result | {"accuracy": result["accuracy"] | {"mean": 0.125}}
         )
         assert jaxfl.report(tmp_path, select="validation").rows[0][1][0].mean == 12.5
     result = read(tmp_path / "b" / "result.json")
@@ -862,24 +871,26 @@ def test_partitions_are_averaged_where_every_experiment_has_all_of_them():
     """If one experiment lacks a draw, partitions are not averaged."""
     draws = [*itertools.product((0, 1), (0, 1))]
     runs = [({"method": method, "partition_seed": draw[1]}, draw) for method in "ab" for draw in draws]
-    assert report._crossed(*map(list, zip(*runs, strict=True)))
-    assert not report._crossed(*map(list, zip(*runs[:-1], strict=True)))
-    assert not report._crossed(*map(list, zip(*runs[::2], strict=True)))  # of a single partition
+    assert frame._crossed(*map(list, zip(*runs, strict=True)))
+    assert not frame._crossed(*map(list, zip(*runs[:-1], strict=True)))
+    assert not frame._crossed(*map(list, zip(*runs[::2], strict=True)))  # of a single partition
 
 
 @pytest.mark.parametrize(
     ("checksums", "draws", "words"),
     [
-        ([(1, 1), (1, 2)], [0, 1], []),
-        ([(1, 1), (1, 2)], [0, 0], ["different partitions"]),
-        ([(1, 1), (2, 2)], [0, 1], ["different data"]),
+        ([(1, 1), (1, 2)], [(0, 0), (0, 1)], []),
+        ([(1, 1), (1, 2)], [(0, 0), (1, 0)], [OTHER_ROWS]),
+        ([(1, 1), (2, 2)], [(0, 0), (0, 1)], [OTHER_DATA]),
     ],
 )
-def test_a_report_notes_runs_with_different_data_or_partitions(checksums, draws, words, monkeypatch):
+def test_a_report_notes_runs_with_different_data_or_partitions(checksums, draws, words):
     """A note says if data differ, or rows that should be of one partition."""
-    monkeypatch.setattr(report.store, "checksums", lambda run: run)
-    notes = report._of_partitions(checksums, draws)
-    assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+    found = [
+        frame.Run("local", (), draw, {}, [], ([], 1), sums, Path())
+        for draw, sums in zip(draws, checksums, strict=True)
+    ]
+    assert on_runs(found)[1:] == words
 
 
 def test_finished_runs_of_a_method_that_is_an_object_are_kept_with_a_warning(dataset, tmp_path, capsys):
@@ -987,8 +998,8 @@ def test_a_report_notes_runs_of_one_label_with_different_code():
         return {"code": [{"files": {}}, {"files": dict(files)}]}
 
     same = [of(("/a/my.py", "1")), of(("/b/my.py", "1"))]
-    assert notes_on_code({"mine": same, "other": [of(("/a/my.py", "2"))]}) == []
-    (note,) = notes_on_code({"mine": [*same, of(("/a/my.py", "2"))]})
+    assert on_code({"mine": same, "other": [of(("/a/my.py", "2"))]}) == []
+    (note,) = on_code({"mine": [*same, of(("/a/my.py", "2"))]})
     assert note == "The runs of mine were computed by different versions of your code."
 
 
@@ -1001,8 +1012,8 @@ def test_a_report_notes_clients_that_have_not_trained():
         return [{"clients": ids, "client_loss": told} | scored for ids, told in rounds]
 
     everyone, some, newcomers = of_run((0, 1), (2, 3)), of_run((0, 1), (1, 0)), of_run((0, 1, 2), new=[3])
-    assert not notes_on_untrained([untrained(everyone)]) and not notes_on_untrained([untrained(newcomers)])
-    (note,) = notes_on_untrained([*map(untrained, (everyone, some, newcomers))])
+    assert not on_untrained([untrained(everyone)]) and not on_untrained([untrained(newcomers)])
+    (note,) = on_untrained([*map(untrained, (everyone, some, newcomers))])
     assert note.startswith("0 to 2 of 3 to 4 clients have trained in no round of their run (by id 2, 3): no")
     assert untrained(of_run((0, 1), (2, 3), idle=[1, 2])) == ([1, 2], 4)  # a lost answer has no loss, either
 
