@@ -62,7 +62,7 @@ def _of_rows(name: str, title: str, better: Callable) -> Measure:
         lambda result: shown(of(result)["mean"]),
         lambda result: [shown(value) for value in of(result)["per_client"]],
         better,
-        f"no run has computed it; runs that begin with --show {name} do",
+        f"no run has a value; runs that begin with --show {name} do, where clients have rows for it",
     )
 
 
