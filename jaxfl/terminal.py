@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from jaxfl.config import choices
 from jaxfl.config.setup import Setup
 from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
-from jaxfl.data.sources import Source, of_vectors
+from jaxfl.data.sources import Source, column, of_vectors
 from jaxfl.deployed.export import span
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
@@ -97,7 +98,19 @@ def describe(setup: Setup, partition: Partition, source: Source) -> str:
         f"{partition.outputs} outputs; they train on {total:,} rows: {len(rows):,} of "
         f"{rows_there:,} {examples(source)}{shared}"
     )
-    return "\n".join([line, *_unusual(partition, source, apart)])
+    return "\n".join([line, *_left_out(setup, partition, source), *_unusual(partition, source, apart)])
+
+
+def _left_out(setup: Setup, partition: Partition, source: Source) -> Iterator[str]:
+    """Yield a sentence on natural clients who have too few rows to be one."""
+    name, options = choices.split(setup.partition.partition)
+    if name == "natural" and setup.partition.clients is None:
+        values = np.unique(column(source, whose := options.get("column", "client")))
+        if len(values) > len(partition.train):
+            yield (
+                f"Left out, with too few rows (min_samples): {len(values) - len(partition.train)} of "
+                f"{len(values)} values of {whose}."
+            )
 
 
 def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator[str]:

@@ -55,6 +55,11 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
         f"{path} has no images; give every class a sub-folder of images, or write arrays into one .npz file "
         "(numpy.savez) and name that."
     )
+    if (path / "train" / "0.npz").exists():
+        empty = (
+            f"{path} is a folder of PFLlib: --dataset pfllib:{path} --partition natural,column=client,"
+            "min_samples=1."
+        )
     images = _stacked([file for file, *_ in files], empty)
     paths, labels, train = zip(*files, strict=True)
     columns = {"file": np.array([file.relative_to(path).as_posix() for file in paths])}

@@ -64,7 +64,7 @@ def read(path: Path, source: Source) -> Partition:
         part: tuple(_rows(path, client.get(key, []), source) for client in clients)
         for part, key in KEYS.items()
     }
-    require_everyone("test", parts["test"], f"fix {path}")
+    require_everyone("test", parts["test"], f"in {path} move some of its train there")
     if not any(map(len, parts["train"])):
         raise JaxflError(f"{path} has no client with rows in train; fix it.")
     public = _rows(path, about.get("public", []), source)

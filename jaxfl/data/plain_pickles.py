@@ -42,6 +42,11 @@ def read(path: Path, stream: IO[bytes], array: Callable[[np.ndarray], Any] = lam
         def __setstate__(self, state):
             _, self.shape, self.type, self.fortran, self.content = state
 
+    def whole(content, kind, shape=(), order="C"):  # numpy._frombuffer(...), of pickle's protocol 5
+        made = Array()
+        made.__setstate__((1, shape, kind, order == "F", content))
+        return made
+
     class Plain(Unpickler):
         def find_class(self, module, name):
             if module.partition(".")[0] != "numpy" or name not in known:
@@ -65,7 +70,8 @@ def read(path: Path, stream: IO[bytes], array: Callable[[np.ndarray], Any] = lam
                 return value
         raise ValueError(type(value).__name__)
 
-    known = {"dtype": Type, "ndarray": None, "_reconstruct": Array}
+    known = {"dtype": Type, "ndarray": None, "_reconstruct": Array, "_frombuffer": whole}
+    known["scalar"] = lambda kind, content: whole(content, kind)  # numpy.int64(7), say
     try:
         return plain(Plain(stream).load())
     except Exception as error:  # a damaged pickle can raise any

@@ -189,7 +189,7 @@ def _score(name: str, title: str, better: Callable = max, missing: str = "", **h
     """Return a score of the deployed models; `how` it is computed is `overall`, `counts` or `rows`."""
     if "overall" in how:
         return Measure(name, title, [("accuracy", name.replace("-", "_"))], better, missing=missing, **how)
-    missing = f"no run has computed it; runs that begin with --show {name} do"
+    missing = f"no run has a value; runs that begin with --show {name} do, where clients have rows for it"
     return Measure(name, title, [("accuracy", "scores", name, "mean")], better, missing=missing, **how)
 
 

@@ -104,7 +104,7 @@ def test_rows_of_some_classes_keep_their_numbers(tmp_path):
         ),
         ('[{"train": [0], "test": ["x"]}]', "does not hold lists of rows"),
         ('[{"train": [0, 0], "test": [1]}]', "names a row twice"),
-        ('[{"train": [0]}]', "Client 0 is left without test rows"),
+        ('[{"train": [0]}]', "Client 0 is left without test rows; in .* move some of its train there"),
         ('[{"test": [0]}, {"train": [], "test": [1]}]', "has no client with rows in train"),
         ('[{"train": [0, 1], "test": [1]}]', "client 0 has row 1 twice in train, val, test and public"),
         ('[{"train": [0], "val": [1], "test": [1]}]', "client 0 has row 1 twice"),
@@ -150,11 +150,13 @@ def test_files_for_fl_bench_have_its_form(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, ">i8"])
-def test_partitions_of_fl_bench_are_read_without_unpickling_them(tmp_path, monkeypatch, dtype):
+@pytest.mark.parametrize("protocol", [4, 5])  # Python's own before 3.14, and since
+def test_partitions_of_fl_bench_are_read_without_unpickling_them(tmp_path, monkeypatch, dtype, protocol):
     """FL-bench itself writes arrays; what else a pickle can name is neither imported nor called."""
     path, own = tmp_path / "partition.pkl", zip(PARTITION.train, PARTITION.test, strict=True)
     indices = [{"train": a.astype(dtype), "val": np.array([], int), "test": b.astype(dtype)} for a, b in own]
-    path.write_bytes(pickle.dumps({"data_indices": indices, "separation": {"total": 5}}))
+    indices[0]["test"] = [*indices[0]["test"]]  # a list of numpy.int64
+    path.write_bytes(pickle.dumps({"data_indices": indices, "separation": {"total": 5}}, protocol))
     assert_same(partition_formats.read(path, SOURCE), PARTITION._replace(public=PARTITION.public[:0]))
     monkeypatch.chdir(tmp_path)
     for value in (
@@ -166,10 +168,10 @@ def test_partitions_of_fl_bench_are_read_without_unpickling_them(tmp_path, monke
         1j,
         os.getcwd,
     ):
-        path.write_bytes(pickle.dumps(value))
+        path.write_bytes(pickle.dumps(value, protocol))
         with pytest.raises(JaxflError, match="partition.pkl is damaged, or holds more than lists and arrays"):
             partition_formats.read(path, SOURCE)
-    whole = pickle.dumps(indices)
+    whole = pickle.dumps(indices, protocol)
     for damaged in (b"", whole[:-9], whole.replace(b"train", b"trail"), re.sub(b"i[48]", b"O8", whole)):
         path.write_bytes(damaged)
         with pytest.raises(JaxflError):
@@ -208,6 +210,9 @@ def test_a_folder_of_pfllib_is_a_data_set_of_natural_clients_with_its_split(tmp_
             images = (SOURCE.images[original] - training.mean()) / training.std()
             np.testing.assert_allclose(source.images[np.sort(rows)], images, atol=1e-4)
             assert (source.labels[np.sort(rows)] == SOURCE.labels[original]).all()
+
+    with pytest.raises(JaxflError, match="is a folder of PFLlib: --dataset pfllib:"):
+        load(str(tmp_path))
 
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "train" / "3.npz"

@@ -189,7 +189,8 @@ def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path)
     assert "scores" not in run.result["accuracy"]
     table = jaxfl.report(run.folder, out=tmp_path / "out", show=["auc", "confusion"])
     assert table.rows[0][1][1].text() == "-"
-    assert "AUC %: no run has computed it; runs that begin with --show auc do." in table.notes
+    note = "AUC %: no run has a value; runs that begin with --show auc do, where clients have rows for it."
+    assert note in table.notes
 
 
 def test_scores_are_those_of_the_predictions(chosen, tmp_path):

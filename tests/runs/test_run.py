@@ -960,6 +960,16 @@ def test_users_of_the_test_part_never_train(tmp_path, capsys):
     assert "they train on 9 of the data's own test rows" in " ".join(capsys.readouterr().out.split())
 
 
+def test_users_with_too_few_rows_are_counted(tmp_path, capsys):
+    whose = np.repeat(["ann", "eve", "bob", "cyd", "dan"], [10, 2, 12, 12, 12])
+    command = ["partition", *users(tmp_path, user=whose), "--run-dir", str(tmp_path / "parts")]
+    cli.main(command)
+    said = "Left out, with too few rows (min_samples): 1 of 5 values of user."
+    assert said in " ".join(capsys.readouterr().out.split())
+    cli.main([*command[:-1], str(tmp_path / "three"), "--clients", "3"])  # others are left out on purpose
+    assert "Left out" not in capsys.readouterr().out
+
+
 def test_nobody_trains_an_architecture_of_only_newcomers(tmp_path):
     with pytest.raises(JaxflError, match="Nobody would train mlp,hidden=4: all of its clients are newcomers"):
         jaxfl.run(
