@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from jaxfl.config import choices
 from jaxfl.config.setup import Setup
 from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
-from jaxfl.data.sources import Source, of_vectors
+from jaxfl.data.sources import Source, column, of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import is_first
 from jaxfl.runs import store
@@ -95,7 +96,19 @@ def describe(setup: Setup, partition: Partition, source: Source) -> str:
         f"{partition.outputs} outputs; they train on {total:,} rows: {len(rows):,} of "
         f"{rows_there:,} {examples(source)}{shared}"
     )
-    return "\n".join([line, *_unusual(partition, source, apart)])
+    return "\n".join([line, *_other_clients(setup, partition, source), *_unusual(partition, source, apart)])
+
+
+def _other_clients(setup: Setup, partition: Partition, source: Source) -> Iterator[str]:
+    """Yield sentences on clients of the data that are none of the federation, unless it draws some."""
+    choice = setup.partition.partition
+    if choice == "classes" and "client" in source.columns:
+        yield "The data name the client of each row; --partition natural,min_samples=1 has these clients."
+    if choice.partition(",")[0] == "natural" and setup.partition.clients is None:
+        by = choices.split(choice)[1].get("column", "client")
+        values = len(np.unique(column(source, by)))
+        if left := values - len(partition.train):
+            yield f"{left} of {values} values of {by} have fewer than min_samples rows, and are no clients."
 
 
 def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator[str]:
