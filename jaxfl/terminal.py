@@ -98,19 +98,19 @@ def describe(setup: Setup, partition: Partition, source: Source) -> str:
         f"{partition.outputs} outputs; they train on {total:,} rows: {len(rows):,} of "
         f"{rows_there:,} {examples(source)}{shared}"
     )
-    return "\n".join([line, *_left_out(setup, partition, source), *_unusual(partition, source, apart)])
+    return "\n".join([line, *_other_clients(setup, partition, source), *_unusual(partition, source, apart)])
 
 
-def _left_out(setup: Setup, partition: Partition, source: Source) -> Iterator[str]:
-    """Yield a sentence on natural clients who have too few rows to be one."""
-    name, options = choices.split(setup.partition.partition)
-    if name == "natural" and setup.partition.clients is None:
-        values = np.unique(column(source, whose := options.get("column", "client")))
-        if len(values) > len(partition.train):
-            yield (
-                f"Left out, with too few rows (min_samples): {len(values) - len(partition.train)} of "
-                f"{len(values)} values of {whose}."
-            )
+def _other_clients(setup: Setup, partition: Partition, source: Source) -> Iterator[str]:
+    """Yield sentences on clients of the data that are none of the federation, unless it draws some."""
+    choice = setup.partition.partition
+    if choice == "classes" and "client" in source.columns:
+        yield "The data name the client of each row; --partition natural,min_samples=1 has these clients."
+    if choice.partition(",")[0] == "natural" and setup.partition.clients is None:
+        by = choices.split(choice)[1].get("column", "client")
+        values = len(np.unique(column(source, by)))
+        if left := values - len(partition.train):
+            yield f"{left} of {values} values of {by} have fewer than min_samples rows, and are no clients."
 
 
 def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator[str]:

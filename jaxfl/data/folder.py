@@ -53,7 +53,7 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
     ]
     empty = (
         f"{path} has no images; give every class a sub-folder of images, or write arrays into one .npz file "
-        "(numpy.savez) and name that."
+        f"(numpy.savez) and name that. A folder that PFLlib wrote is pfllib:{path}."
     )
     if (path / "train" / "0.npz").exists():
         empty = (

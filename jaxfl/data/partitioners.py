@@ -363,7 +363,10 @@ def listed(
     if isinstance(lists, dict) and all(key.isdecimal() and len(key) < 10 for key in lists):
         lists = [lists[key] for key in sorted(lists, key=int)]
     if not isinstance(lists, list) or not lists:
-        raise JaxflError(f"{file} has no list of rows per client; write [[rows], ...].")
+        raise JaxflError(
+            f'{file} has no list of rows per client; write [[rows], ...], or {{"0": [rows], ...}} with '
+            "numbers as keys."
+        )
     if clients not in (None, len(lists)):
         raise JaxflError(f"{file} lists the rows of {len(lists)} clients; add --clients {len(lists)}.")
     if not np.issubdtype(values.dtype, np.integer):

@@ -109,7 +109,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
         markdown.table(
             ["file", "architecture", "clients", "their accuracy on their own test rows, %"],
             [
-                [file, of[0].model.name, _numbers([m.client for m in of]), _percent([m.accuracy for m in of])]
+                [file, of[0].model.name, _owners(run, of), _percent([m.accuracy for m in of])]
                 for file, of in files.items()
             ],
         ),
@@ -164,6 +164,12 @@ def _layout(named: list[str]) -> str:
     own = sorted({path.name for choice in named if (path := choices.file(choice))})
     zoo = LAYOUT if any(choices.file(choice) is None for choice in named) else ""
     return zoo + (OF_FILES.format(files=", ".join(own)) if own else "")
+
+
+def _owners(run: Opened, models: list[Deployed]) -> str:
+    """Return the clients of a file: their ids, and the name of a single one that has a name."""
+    clients, names = [model.client for model in models], run.partition.names
+    return _numbers(clients) + (f" ({names[clients[0]]})" if names and len(clients) == 1 else "")
 
 
 def _numbers(clients: list[int]) -> str:

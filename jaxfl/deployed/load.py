@@ -71,6 +71,8 @@ class Loaded:
         done = f"{len(self.metrics)} of {options['rounds']} rounds"
         if len(self.personal.mean):
             done += f", accuracy {100 * self.personal.mean[-1]:.1f} %"
+        if self.round is not None:
+            done += f", models of round {self.round}"
         return f"<{self.config['label']}, seed {options['seed']}: {done}; {self.folder}>"
 
     def __getstate__(self) -> dict:

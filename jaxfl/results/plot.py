@@ -54,7 +54,7 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
     for axes, (name, amounts) in zip(others, whole.items(), strict=True):
         axes.set(xlabel=name)
         axes.grid(alpha=0.3)
-        axes.set_xlim(left=0)
+        _from_zero(axes)
         _in_powers(axes, amounts)
     figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     return figure
@@ -110,9 +110,16 @@ def _draw_line(axes, where, of_seeds, number: int, **more) -> None:
 
 def _over_rounds(axes) -> None:
     axes.set(xlabel="round")
-    axes.set_xlim(left=0)
+    _from_zero(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
+
+
+def _from_zero(axes) -> None:
+    """Let the horizontal axis begin at 0, with a margin on the right also where all points are near it."""
+    axes.update_datalim([(0, 0)], updatey=False)
+    axes.autoscale_view()
+    axes.set_xlim(left=0)
 
 
 def _in_powers(axes, amounts: Iterable[float]) -> None:
@@ -382,7 +389,8 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
         axes.set(title=_in_lines(name, LABEL_WIDTH))
         _over_rounds(axes)
     panels[0].set_ylabel("accuracy, mean over clients (%)")
-    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+    known = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
+    lines = {label: line for of_panel in known for line, label in of_panel}
     figure.legend(lines.values(), _wrapped(lines), fontsize="small", loc="outside right upper")
     return figure
 

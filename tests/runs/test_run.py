@@ -964,7 +964,7 @@ def test_users_with_too_few_rows_are_counted(tmp_path, capsys):
     whose = np.repeat(["ann", "eve", "bob", "cyd", "dan"], [10, 2, 12, 12, 12])
     command = ["partition", *users(tmp_path, user=whose), "--run-dir", str(tmp_path / "parts")]
     cli.main(command)
-    said = "Left out, with too few rows (min_samples): 1 of 5 values of user."
+    said = "1 of 5 values of user have fewer than min_samples rows, and are no clients."
     assert said in " ".join(capsys.readouterr().out.split())
     cli.main([*command[:-1], str(tmp_path / "three"), "--clients", "3"])  # others are left out on purpose
     assert "Left out" not in capsys.readouterr().out
