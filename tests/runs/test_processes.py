@@ -26,7 +26,7 @@ COMMAND = """
 import functools, os, resource, signal, sys
 import jax
 from jaxfl.core import engine
-from jaxfl.runs import prepare as experiment
+from jaxfl.grid import execute
 from jaxfl.cli import entry
 from jaxfl.folder import checkpoint
 
@@ -77,14 +77,14 @@ def moved(key, federation):
 sharing.initial_weights = moved
 """
 OTHER_DATA = """
-load = experiment.load_source
+load = execute.load_source
 
 def darker(setup):
     source = load(setup)
     return source._replace(images=source.images // 2)
 
 if number == 1:
-    experiment.load_source = darker
+    execute.load_source = darker
 """
 FULL_DISK = """
 if number == {}:
