@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly import stitching
-from jaxfl.mechanisms.reassembly.chain import Chain, Part
 from jaxfl.mechanisms.reassembly.networks import Network
+from jaxfl.mechanisms.reassembly.parts import Chain, Part, in_parts
 from jaxfl.mechanisms.reassembly.pool import BlockRef
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.stitching import Stitch
@@ -107,5 +107,5 @@ def _start(stitch: Stitch, before: Chain, own: Chain, rng: np.random.Generator, 
     """Return the first weights of a stitch, which follows some parts and stands for a model's own ones."""
     if seen is None or stitch.dense:
         return stitching.initial(jax.random.key(int(rng.integers(2**31))), stitch)
-    least_squares = seen.parts.program(partial, stitching.least_squares, stitch)
-    return least_squares.counted(seen.through(before), seen.through(own))
+    least_squares = in_parts(partial(stitching.least_squares, stitch))
+    return least_squares(seen.through(before), seen.through(own))
