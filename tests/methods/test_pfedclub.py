@@ -46,7 +46,6 @@ from jaxfl.mechanisms.reassembly.parts import (
     in_parts,
     is_stitch,
     output_shape,
-    run,
     run_all,
     train,
 )
@@ -70,6 +69,11 @@ def federation():
     """Return five unequal clients; three have an MLP, two a CNN of four blocks."""
     source, (mlp, _) = tiny_source(), tiny_models()
     return federate(source, tiny_partition(source), (mlp, (tiny_cnn("cnn", (2, 2), (4, 2)), 2)))
+
+
+def run(chain, x):
+    """Return a chain's output for one batch."""
+    return run_all(chain, x, len(x))
 
 
 def own_weights(federation):
@@ -361,9 +365,8 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
         return -picked.mean()
 
     expected = jax.jit(jax.grad(loss))({place: chain[place].weights.params for place in places})
-    learning = [{place: chain[place].weights[i] for place in places} for i in range(2)]
-    step = in_parts(functools.partial(gradient, chain, tuning.cross_entropy))
-    (found, _), _ = step(*learning, images.x, images.y, None)
+    step = in_parts(gradient, tuple(part.layer for part in chain), tuning.cross_entropy, tuple(places))
+    (found, _), _ = step([part.weights for part in chain], images.x, images.y, None)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
 
@@ -736,9 +739,9 @@ def test_operations_of_parts_are_counted(federation):
     stitch = assembly.assemble([Stitch((5,), (5,))], members, np.random.default_rng(0))
 
     def operations(chain, places):
-        learning = [{place: chain[place].weights[i] for place in places} for i in range(2)]
-        step = in_parts(functools.partial(gradient, chain, tuning.cross_entropy))
-        return flops.on_host(step, *learning, images.x, images.y, jax.random.key(0))[1]
+        step = in_parts(gradient, tuple(part.layer for part in chain), tuning.cross_entropy, tuple(places))
+        given = [part.weights for part in chain], images.x, images.y, jax.random.key(0)
+        return flops.on_host(step, *given)[1]
 
     into, between, out = (2 * PUBLIC * a * b for a, b in [(np.prod(SHAPE), 5), (5, 5), (5, CLASSES)])
     assert operations((dense, *stitch, classifier), [1]) == into + 3 * between + 2 * out

@@ -5,13 +5,14 @@ a process. The gradient of a chain is traced once, and then runs part by part.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.stages import Wrapped
 
 from jaxfl.core import flops
 from jaxfl.errors import JaxflError
@@ -51,88 +52,103 @@ def output_shape(layer: Model | Stitch) -> tuple[int, ...]:
     return layer.target if isinstance(layer, Stitch) else layer.output
 
 
-@partial(jax.jit, static_argnums=0)
-def applied(layer: Model | Stitch, params, stats, x, dropout=None) -> tuple[jax.Array, dict]:
-    """Return a part's output for a batch, and its statistics afterwards.
+def counted(function: Wrapped, *args) -> Any:
+    """Run a jitted function and add its operations to `jaxfl.core.flops`."""
+    flops.add(_operations(function.trace(*args).jaxpr))
+    return function(*args)
+
+
+def in_parts(function: Wrapped, *static) -> Callable:
+    """Return a function that runs part by part: the jitted functions that it calls, and not it, are compiled.
 
     Args:
-      layer: the part without its weights.
-      params: its parameters.
-      stats: its statistics.
-      x: a batch of its inputs.
-      dropout: for a block in training mode, the batch's key and the place in the chain.
+      function: the function, jitted only because JAX then remembers its traces.
+      *static: its first arguments, which are static.
+
+    Returns:
+      A function of the others, of one shape in all calls; their operations are counted as by `counted`.
     """
-    if isinstance(layer, Stitch):
-        return stitching.apply(layer, params, x), stats
-    key = jax.random.fold_in(*dropout) if dropout else None
-    return layer.apply(params, stats, x, train=bool(dropout), key=key)
+    traced = run = None
+
+    def in_turn(*args):
+        nonlocal traced, run
+        if traced is None:
+            traced = function.trace(*static, *args)
+            run = jaxpr_as_fun(traced.jaxpr)
+        flops.add(_operations(traced.jaxpr))
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(*jax.tree.leaves(args)))
+
+    return in_turn
 
 
-def run(chain: Chain, x) -> jax.Array:
-    """Return a chain's output for a batch, in evaluation mode."""
-    stitches = {place: part.weights.params for place, part in enumerate(chain) if is_stitch(part)}
-    # As before a gradient, so that no part has a third program.
-    y, *_ = jax.vjp(partial(_outputs, chain, {}, None), stitches, x, has_aux=True)
-    return y
+@lru_cache(maxsize=4096)
+def _operations(traced: ClosedJaxpr) -> int:
+    return flops.of_traced(traced.jaxpr)
 
 
 def run_all(chain: Chain, x, batch_size: int) -> np.ndarray:
     """Return a chain's output (n, ...) in evaluation mode for any number of rows, in batches of one shape."""
     x, batch_size = np.asarray(x), min(batch_size, len(x))
     places = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size).reshape(-1, batch_size)
-    through = in_parts(partial(run, chain))
-    return np.concatenate([through(x[of_batch]) for of_batch in places])[: len(x)]
+    through, weights = in_parts(output, tuple(part.layer for part in chain)), [part.weights for part in chain]
+    return np.concatenate([through(weights, x[of_batch]) for of_batch in places])[: len(x)]
 
 
-def gradient(chain: Chain, loss: Callable, params: dict, stats: dict, x, target, key) -> tuple[tuple, dict]:
-    """Return the gradient of a loss with respect to the parameters of some parts.
+@partial(jax.jit, static_argnums=0, inline=True)
+def output(layers, weights, x) -> jax.Array:
+    """Return the output of all parts in evaluation mode, for `in_parts`."""
+    stitches = {i: weights[i].params for i, layer in enumerate(layers) if isinstance(layer, Stitch)}
+    # As before a gradient, so that no part has a third program.
+    y, *_ = jax.vjp(partial(_through, layers, weights, (), None, 0), stitches, x, has_aux=True)
+    return y
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def gradient(layers, loss, places, weights, x, target, key) -> tuple[tuple[dict, jax.Array], dict]:
+    """Return the gradient of a loss with respect to the parameters of some parts, for `in_parts`.
 
     Args:
-      chain: the network.
+      layers: all parts.
       loss: ``(logits, target) -> ()``, jitted.
-      params: by place, parameters of these parts. They are in training mode, all others in evaluation mode.
-      stats: by place, their statistics.
+      places: of the parts that learn, ascending. They are in training mode, the others in evaluation mode.
+      weights: of all parts.
       x: a batch.
       target: what the loss compares logits with.
-      key: for dropout in them.
+      key: for dropout in the parts that learn.
 
     Returns:
-      The gradient with respect to `params` and to the first one's input, and the statistics afterwards.
+      The gradient by place and that of the first one's input; the statistics afterwards by place.
     """
-    first = min(params)
+    first = places[0]
 
     def value(params, x):
-        logits, after = _outputs(chain[first:], stats, key, params, x, first)
-        return loss(logits, target), after
+        logits, stats = _through(layers, weights, places, key, first, params, x)
+        return loss(logits, target), stats
 
+    params = {place: weights[place].params for place in places}
     # With respect to the input as well, so that the first part has the same programs as the others.
-    return jax.grad(value, (0, 1), has_aux=True)(params, run(chain[:first], x))
+    return jax.grad(value, (0, 1), has_aux=True)(params, output(layers[:first], weights[:first], x))
 
 
-def _outputs(chain: Chain, stats: dict, key, params: dict, x, first: int = 0) -> tuple[jax.Array, dict]:
-    """Return the output of parts at places from `first` on, and new statistics of those that learn."""
-    after = {}
-    for place, (layer, weights) in enumerate(chain, first):
-        own = params.get(place, weights.params), stats.get(place, weights.stats)
-        learns = place in stats and not isinstance(layer, Stitch)  # a stitch is the same in both modes
-        x, after[place] = applied(layer, *own, x, (key, place) if learns else None)
-    return x, {place: after[place] for place in stats}
+def _through(layers, weights, places, key, first, params, x) -> tuple[jax.Array, dict]:
+    """Return the output of the parts from `first` on, some with other parameters, and new statistics."""
+    stats = {}
+    for place, layer in enumerate(layers[first:], first):
+        own = Weights(params.get(place, weights[place].params), weights[place].stats)
+        in_training = place in places and not isinstance(layer, Stitch)  # a stitch is the same in both modes
+        x, new = _output_of_part(layer, own, x, (key, place) if in_training else None)
+        if place in places:
+            stats[place] = new
+    return x, stats
 
 
-def in_parts(function: Callable) -> Callable:
-    """Return a function of jitted parts, traced in its first call for these shapes; every call is counted."""
-    parts = operations = structure = None
-
-    def counted(*args):
-        nonlocal parts, operations, structure
-        if parts is None:
-            traced, form = jax.make_jaxpr(function, return_shape=True)(*args)
-            parts, structure = jaxpr_as_fun(traced), jax.tree.structure(form)
-            operations = flops.of_traced(traced.jaxpr)
-        flops.add(operations)
-        return jax.tree.unflatten(structure, parts(*jax.tree.leaves(args)))
-
-    return counted
+@partial(jax.jit, static_argnums=0)
+def _output_of_part(layer: Model | Stitch, weights: Weights, x, dropout) -> tuple[jax.Array, dict]:
+    """Return a part's output and new statistics; `dropout` is a key and a place, in training mode."""
+    if isinstance(layer, Stitch):
+        return stitching.apply(layer, weights.params, x), weights.stats
+    key = jax.random.fold_in(*dropout) if dropout else None
+    return layer.apply(*weights, x, train=dropout is not None, key=key)
 
 
 def train(
@@ -151,26 +167,26 @@ def train(
     Raises:
       JaxflError: if a block is to train that needs two rows, see `jaxfl.models.norms`, on batches of one.
     """
-    learning = {place: part for place, part in enumerate(chain) if trains(part)}
-    if not learning:
+    places = tuple(place for place, part in enumerate(chain) if trains(part))
+    if not places:
         return chain
-    blocks = [part.layer for part in learning.values() if not is_stitch(part)]
+    layers, weights = tuple(part.layer for part in chain), [part.weights for part in chain]
+    blocks = [layers[place] for place in places if not is_stitch(chain[place])]
     need_two = any(block.needing_two_rows for block in blocks)
-    params, stats = ({place: part.weights[i] for place, part in learning.items()} for i in range(2))
-    opt_state = {place: optax.adam(lr).init(own) for place, own in params.items()}
-    step = in_parts(partial(gradient, chain, loss))
+    opt_state = {place: optax.adam(lr).init(weights[place].params) for place in places}
+    step = in_parts(gradient, layers, loss, places)
     for number, (x, target) in enumerate(batches):
         if need_two and len(x) == 1:
             raise JaxflError(
                 "The server trains blocks with BatchNorm, which needs batches of two images or more; raise "
                 "--server-batch, or take more public images."
             )
-        (slope, _), stats = step(params, stats, x, target, jax.random.fold_in(key, number))
-        for place in learning:  # part by part, so compiled once per shape
-            params[place], opt_state[place] = _adam(lr, params[place], opt_state[place], slope[place])
-    for place, (layer, _) in learning.items():
-        learning[place] = Part(layer, Weights(params[place], stats[place]))
-    return tuple(learning.get(place, part) for place, part in enumerate(chain))
+        (slope, _), stats = step(weights, x, target, jax.random.fold_in(key, number))
+        for place in places:  # part by part, so compiled once per shape
+            params, opt_state[place] = _adam(lr, weights[place].params, opt_state[place], slope[place])
+            weights[place] = Weights(params, stats[place])
+    trained = {place: Part(layers[place], weights[place]) for place in places}
+    return tuple(trained.get(place, part) for place, part in enumerate(chain))
 
 
 @partial(jax.jit, donate_argnums=(2, 3))  # stitches may be large

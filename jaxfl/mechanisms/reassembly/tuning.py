@@ -10,7 +10,7 @@ import optax
 
 from jaxfl.data.federation import Federation
 from jaxfl.mechanisms.reassembly.networks import on_one_device
-from jaxfl.mechanisms.reassembly.parts import in_parts
+from jaxfl.mechanisms.reassembly.parts import counted
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.views import view
 
@@ -94,9 +94,8 @@ def objective(images: Images, options: Reassembly, drawn: Sequence[Draw]) -> tup
     if options.labelled:
         return cross_entropy, ((images.x[places], images.y[places]) for places, _ in drawn)
     pairs = np.tile(np.arange(len(drawn[0].places), dtype=np.int32), 2)
-    seen = in_parts(two_views)
     return contrast, (
-        (seen(jax.random.key(seed), images._replace(x=images.x[places])), (pairs, options.tau))
+        (counted(two_views, jax.random.key(seed), images._replace(x=images.x[places])), (pairs, options.tau))
         for places, seed in drawn
     )
 
