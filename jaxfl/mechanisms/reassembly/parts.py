@@ -68,15 +68,14 @@ def in_parts(function: Wrapped, *static) -> Callable:
     Returns:
       A function of the others, of one shape in all calls; their operations are counted as by `counted`.
     """
-    traced = run = None
+    traced = None
 
     def in_turn(*args):
-        nonlocal traced, run
-        if traced is None:
-            traced = function.trace(*static, *args)
-            run = jaxpr_as_fun(traced.jaxpr)
+        nonlocal traced
+        traced = traced or function.trace(*static, *args)
         flops.add(_operations(traced.jaxpr))
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(*jax.tree.leaves(args)))
+        outputs = jaxpr_as_fun(traced.jaxpr)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), outputs)
 
     return in_turn
 
@@ -171,8 +170,8 @@ def train(
     if not places:
         return chain
     layers, weights = tuple(part.layer for part in chain), [part.weights for part in chain]
-    blocks = [layers[place] for place in places if not is_stitch(chain[place])]
-    need_two = any(block.needing_two_rows for block in blocks)
+    learning = [layers[place] for place in places]
+    need_two = any(isinstance(layer, Model) and layer.needing_two_rows for layer in learning)
     opt_state = {place: optax.adam(lr).init(weights[place].params) for place in places}
     step = in_parts(gradient, layers, loss, places)
     for number, (x, target) in enumerate(batches):

@@ -47,11 +47,11 @@ class _Compiled:
 
     programs, seconds = 0, 0.0
 
-    def add(self, event: str, seconds: float, **_):
+    def add(self, event: str, duration_secs: float, **_):
         """Count an event of JAX if it is a compilation."""
         if event == "/jax/core/compile/backend_compile_duration":
             self.programs += 1
-            self.seconds += seconds
+            self.seconds += duration_secs
 
 
 compiled = _Compiled()

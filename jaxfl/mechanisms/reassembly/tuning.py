@@ -93,11 +93,7 @@ def objective(images: Images, options: Reassembly, drawn: Sequence[Draw]) -> tup
     """
     if options.labelled:
         return cross_entropy, ((images.x[places], images.y[places]) for places, _ in drawn)
-    pairs = np.tile(np.arange(len(drawn[0].places), dtype=np.int32), 2)
-    return contrast, (
-        (counted(two_views, jax.random.key(seed), images._replace(x=images.x[places])), (pairs, options.tau))
-        for places, seed in drawn
-    )
+    return contrast, (_pairs_of_views(images, options, *draw) for draw in drawn)
 
 
 @jax.jit
@@ -106,3 +102,8 @@ def two_views(key, images: Images):
     values = jnp.clip((images.x * images.std + images.mean - images.low) / (images.top - images.low), 0, 1)
     views = jnp.concatenate([view(one, values) for one in jax.random.split(key)])
     return (views * (images.top - images.low) + images.low - images.mean) / images.std
+
+
+def _pairs_of_views(images: Images, options: Reassembly, places: np.ndarray, seed: int) -> tuple:
+    views = counted(two_views, jax.random.key(seed), images._replace(x=images.x[places]))
+    return views, (np.tile(np.arange(len(places), dtype=np.int32), 2), options.tau)
