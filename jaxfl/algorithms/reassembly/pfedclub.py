@@ -73,13 +73,13 @@ def teacher_of(
             most=config.candidates,
         )
 
-    with fl.reassembly.timed(server.seconds, server.parts, "search"):
+    with fl.reassembly.timed(server.seconds, "search"):
         candidates = bounded(
             search, lambda candidate: fl.reassembly.size(server, candidate.blocks), largest, own
         )
-    with fl.reassembly.timed(server.seconds, server.parts, "stitching"):
+    with fl.reassembly.timed(server.seconds, "stitching"):
         networks = fl.reassembly.tuned(server, [candidate.blocks for candidate in candidates])
-    with fl.reassembly.timed(server.seconds, server.parts, "matching"):
+    with fl.reassembly.timed(server.seconds, "matching"):
         best, alpha = fl.reassembly.match(server.logits[client], fl.reassembly.logits_of(server, networks))
     chosen = candidates[best]
     return fl.reassembly.Teacher(

@@ -59,11 +59,11 @@ def build(config: PFedHR) -> fl.Algorithm:
     lengths = range(config.shortest, config.longest + 1)
 
     def assemble(server: fl.reassembly.Server) -> dict[int, fl.reassembly.Teacher]:
-        with fl.reassembly.timed(server.seconds, server.parts, "search"):
+        with fl.reassembly.timed(server.seconds, "search"):
             chosen = candidates(server.pool, server.rng, lengths, config.candidates)
-        with fl.reassembly.timed(server.seconds, server.parts, "stitching"):
+        with fl.reassembly.timed(server.seconds, "stitching"):
             networks = fl.reassembly.tuned(server, chosen)
-        with fl.reassembly.timed(server.seconds, server.parts, "matching"):
+        with fl.reassembly.timed(server.seconds, "matching"):
             logits = fl.reassembly.logits_of(server, networks)
             matches = {client: fl.reassembly.match(server.logits[client], logits) for client in server.cohort}
         return {

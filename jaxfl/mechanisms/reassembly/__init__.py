@@ -10,15 +10,15 @@ Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized
     similarity -> groups of blocks                                      `grouping`
     groups -> candidates, sequences of blocks                           each method's own
     blocks -> layers with stitches between them -> a network            `assembly`, `stitching`
-    public images -> a network's stitches, or all of it, trained        `tuning`, `views`, `chain`, `seen`
+    public images -> a network's stitches, or all of it, trained        `tuning`, `views`, `parts`, `seen`
     logits of a client's model and of candidates -> which one           `matching`, or a method's own
     the chosen one's logits -> the client's state -> local training     `teachers`
 
 `server` holds what these steps share in a round. `signatures`, `grouping` and `matching` are plain NumPy.
 """
 
-from jaxfl.mechanisms.reassembly.chain import every_part, is_stitch
 from jaxfl.mechanisms.reassembly.matching import match
+from jaxfl.mechanisms.reassembly.parts import every_part, is_stitch
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool, describe
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly

@@ -1,7 +1,6 @@
 """From blocks in a row to a network: its layers, its size, and its weights before training."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import zip_longest
 from typing import Literal
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly import stitching
-from jaxfl.mechanisms.reassembly.chain import Chain, Part
 from jaxfl.mechanisms.reassembly.networks import Network
+from jaxfl.mechanisms.reassembly.parts import Chain, Part, counted
 from jaxfl.mechanisms.reassembly.pool import BlockRef
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.stitching import Stitch
@@ -107,5 +106,4 @@ def _start(stitch: Stitch, before: Chain, own: Chain, rng: np.random.Generator, 
     """Return the first weights of a stitch, which follows some parts and stands for a model's own ones."""
     if seen is None or stitch.dense:
         return stitching.initial(jax.random.key(int(rng.integers(2**31))), stitch)
-    least_squares = seen.parts.program(partial, stitching.least_squares, stitch)
-    return least_squares.counted(seen.through(before), seen.through(own))
+    return counted(stitching.least_squares, stitch, seen.through(before), seen.through(own))

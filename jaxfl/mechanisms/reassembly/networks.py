@@ -16,7 +16,7 @@ from jaxfl.core.examples import sweep, visiting
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
+from jaxfl.mechanisms.reassembly.parts import Chain, Part
 from jaxfl.mechanisms.reassembly.pool import BlockRef
 from jaxfl.models.model import Model, Weights
 
@@ -161,19 +161,16 @@ class Look(NamedTuple):
     logits: np.ndarray
 
 
-def look(
-    parts: CompiledParts, weights: PerGroup, federation: Federation, cohort: Cohort, some
-) -> dict[int, Look]:
+def look(weights: PerGroup, federation: Federation, cohort: Cohort, some) -> dict[int, Look]:
     """Return the outputs of a cohort's networks on the public images, by client id.
 
     Args:
-      parts: the run's programs.
       weights: (n_g, ...) per group.
       federation: clients and images.
       cohort: the clients whose networks run.
       some: (n,) int32, numbers of the public images whose activations are wanted.
     """
-    seen, operations = jax.device_get(parts.program(_look)(weights, federation, cohort, some))
+    seen, operations = jax.device_get(_look(weights, federation, cohort, some))
     flops.add(operations)
     return {
         client: jax.tree.map(lambda leaf: leaf[place], seen[g])  # noqa: B023
@@ -186,23 +183,20 @@ def on_one_device(array: jax.Array) -> jax.Array:
     return array.addressable_data(0)
 
 
-def _look():
-    def look(weights, federation, cohort, some):
-        def client(key, client, nothing, own):
-            visitor = visiting(client, federation.public)
-            ends = [block.end for block in blocks_of(client.model)]
+@jax.jit
+@flops.with_operations
+def _look(weights, federation, cohort, some):
+    def client(key, client, nothing, own):
+        visitor = visiting(client, federation.public)
+        ends = [block.end for block in blocks_of(client.model)]
 
-            def of_batch(x):
-                outputs, _ = client.model.outputs(*own, x, train=False)
-                return tuple(
-                    y.mean(tuple(range(1, y.ndim - 1))) for y in (x, *(outputs[end] for end in ends))
-                )
+        def of_batch(x):
+            outputs, _ = client.model.outputs(*own, x, train=False)
+            return tuple(y.mean(tuple(range(1, y.ndim - 1))) for y in (x, *(outputs[end] for end in ends)))
 
-            outputs = sweep(of_batch, visitor.rows, visitor.size, federation)
-            return Look(tuple(y[some] for y in outputs), outputs[-1])
+        outputs = sweep(of_batch, visitor.rows, visitor.size, federation)
+        return Look(tuple(y[some] for y in outputs), outputs[-1])
 
-        with flops.on_server():
-            seen = map_clients(client, jax.random.key(0), federation, cohort, own=gather(weights, cohort))
-        return federation.keep_replicated(seen)
-
-    return flops.with_operations(look)
+    with flops.on_server():
+        seen = map_clients(client, jax.random.key(0), federation, cohort, own=gather(weights, cohort))
+    return federation.keep_replicated(seen)

@@ -10,7 +10,7 @@ from itertools import takewhile
 import numpy as np
 
 from jaxfl.core import flops
-from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part, output_shape, run_all
+from jaxfl.mechanisms.reassembly.parts import Chain, Part, output_shape, run_all
 
 ROOM = 2**29  # bytes
 
@@ -24,9 +24,9 @@ class Seen:
     depends on which thread asks first.
     """
 
-    def __init__(self, parts: CompiledParts, images: np.ndarray, batch_size: int, room: int = ROOM):
+    def __init__(self, images: np.ndarray, batch_size: int, room: int = ROOM):
         """Start empty; images (P, ...) will go through a part in batches of one size."""
-        self.parts, self._images, self._batch_size, self._room = parts, images, batch_size, room
+        self._images, self._batch_size, self._room = images, batch_size, room
         self._remembered = {}
         self._counted = set()
         self._asked = threading.Lock()
@@ -45,7 +45,7 @@ class Seen:
                 if begun in self._remembered:
                     x = self._remembered.pop(begun)
                 else:
-                    x, operations = flops.on_host(run_all, self.parts, (part,), x, self._batch_size)
+                    x, operations = flops.on_host(run_all, (part,), x, self._batch_size)
                     flops.add(0 if begun in self._counted else operations)
                     self._counted.add(begun)
                 self._remembered[begun] = x  # as the latest
@@ -55,7 +55,7 @@ class Seen:
     def through(self, chain: Chain) -> np.ndarray:
         """Return what the images are after all parts of a chain (P, ...)."""
         done, x = self.after(chain)
-        return run_all(self.parts, chain[done:], x, self._batch_size)
+        return run_all(chain[done:], x, self._batch_size)
 
     def _has_room(self, part: Part) -> bool:
         of_one = math.prod(output_shape(part.layer)) * self._images.dtype.itemsize

@@ -21,8 +21,7 @@ import numpy as np
 from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.mechanisms.reassembly import assembly, chain, grouping, tuning
-from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
+from jaxfl.mechanisms.reassembly import assembly, grouping, parts, tuning
 from jaxfl.mechanisms.reassembly.networks import (
     Network,
     look,
@@ -31,10 +30,32 @@ from jaxfl.mechanisms.reassembly.networks import (
     references,
     taken_places,
 )
+from jaxfl.mechanisms.reassembly.parts import Chain, Part
 from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.signatures import signatures, similarity
+
+
+class _Compiled:
+    """What this process has compiled.
+
+    Attributes:
+      programs: number of programs.
+      seconds: time spent on compiling them.
+    """
+
+    programs, seconds = 0, 0.0
+
+    def add(self, event: str, duration_secs: float, **_):
+        """Count an event of JAX if it is a compilation."""
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.programs += 1
+            self.seconds += duration_secs
+
+
+compiled = _Compiled()
+jax.monitoring.register_event_duration_secs_listener(compiled.add)
 
 
 class Server(NamedTuple):
@@ -48,8 +69,7 @@ class Server(NamedTuple):
       logits: by client of the cohort, logits (P, C) of its own model on the public images.
       classes: number of classes, C.
       images: the public images.
-      trains: which parts of a network learn there, see `chain.train`.
-      parts: the run's programs.
+      trains: which parts of a network learn there, see `parts.train`.
       seen: the public images after the parts that do not learn.
       sample: those by which blocks are compared, after any parts.
       rng: NumPy's random generator of the round.
@@ -66,7 +86,6 @@ class Server(NamedTuple):
     classes: int
     images: tuning.Images
     trains: Callable[[Part], bool]
-    parts: CompiledParts
     seen: Seen
     sample: Seen
     rng: np.random.Generator
@@ -83,7 +102,6 @@ def take_apart(
     known: PerGroup,
     federation: Federation,
     cohort: Cohort,
-    parts: CompiledParts,
 ) -> Server:
     """Run clients' models on the public images and group their blocks.
 
@@ -95,17 +113,16 @@ def take_apart(
       known: (n_g,) bool, clients whose models the server has seen before.
       federation: clients and public images.
       cohort: the round's cohort.
-      parts: the run's programs.
     """
     rng, seconds = np.random.default_rng(np.asarray(jax.random.key_data(key))), {}
     images = tuning.images_of(federation)
     givers = cohort if options.pool == "cohort" else with_known(cohort, known)
     members = networks(weights, federation, givers)
-    with timed(seconds, parts, "signatures"):
+    with timed(seconds, "signatures"):
         some = np.sort(rng.permutation(len(images.x))[: options.signature_images])
-        looks = look(parts, weights, federation, givers, some)
+        looks = look(weights, federation, givers, some)
         signed = signatures([of_client.activations for of_client in looks.values()])
-    with timed(seconds, parts, "grouping"):
+    with timed(seconds, "grouping"):
         alike = similarity(signed)
         if options.grouping == "kmeans":
             labels = grouping.kmeans(signed, options.groups, rng)
@@ -122,9 +139,8 @@ def take_apart(
         classes=federation.models[0].classes,
         images=images,
         trains=trains,
-        parts=parts,
-        seen=Seen(parts, images.x, options.server_batch),
-        sample=Seen(parts, images.x[some], options.server_batch),
+        seen=Seen(images.x, options.server_batch),
+        sample=Seen(images.x[some], options.server_batch),
         rng=rng,
         key=key,
         seconds=seconds,
@@ -186,9 +202,8 @@ def _learnt(server: Server, network: Chain, drawn: Sequence[tuning.Draw], key) -
     images, rest = server.images, network
     if server.options.labelled:  # otherwise every epoch has other views
         images, rest = begun(server, network)
-    loss, batches = tuning.objective(images, server.options, server.parts, drawn)
-    lr = server.options.server_lr
-    learnt = chain.train(server.parts, rest, batches, loss, lr, trains=server.trains, key=key)
+    loss, batches = tuning.objective(images, server.options, drawn)
+    learnt = parts.train(rest, batches, loss, server.options.server_lr, trains=server.trains, key=key)
     jax.block_until_ready([part.weights for part in learnt])
     return network[: len(network) - len(rest)] + learnt
 
@@ -213,18 +228,18 @@ def begun(server: Server, network: Chain) -> tuple[tuning.Images, Chain]:
 
 def predictions(server: Server, network: Chain, x) -> np.ndarray:
     """Return logits (n, C) of a network on images (n, H, W, C), in batches of one shape."""
-    return chain.run_all(server.parts, network, x, server.options.server_batch)
+    return parts.run_all(network, x, server.options.server_batch)
 
 
 @contextlib.contextmanager
-def timed(seconds: dict[str, float], parts: CompiledParts, name: str) -> Iterator[None]:
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     """Add the time of a ``with`` block to the seconds of its name, and that of compiling to "compilation".
 
     Threads that compile at the same time are counted separately, up to the time of the block.
     """
-    begun, before = time.perf_counter(), parts.seconds
+    begun, before = time.perf_counter(), compiled.seconds
     yield
     passed = time.perf_counter() - begun
-    compiled = min(passed, parts.seconds - before)
-    for of, spent in ((name, passed - compiled), ("compilation", compiled)):
+    compiling = min(passed, compiled.seconds - before)
+    for of, spent in ((name, passed - compiling), ("compilation", compiling)):
         seconds[of] = seconds.get(of, 0.0) + spent

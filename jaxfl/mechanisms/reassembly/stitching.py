@@ -11,6 +11,7 @@ from all numbers of one side to all of the other. Such a layer often has more we
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -80,6 +81,7 @@ def initial(key, stitch: Stitch) -> dict:
     return {"kernel": draw(kernel, stitch.shape, dtype), "bias": draw(bias, stitch.shape[1:], dtype)}
 
 
+@partial(jax.jit, static_argnums=0)
 def least_squares(stitch: Stitch, x: jax.Array, y: jax.Array) -> dict:
     """Return the weights of a small layer that comes nearest to the next block's usual input.
 

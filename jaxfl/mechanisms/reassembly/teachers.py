@@ -30,10 +30,10 @@ from jaxfl.core.training import descend, forward, mean
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import own_models, public_images
-from jaxfl.mechanisms.reassembly.chain import Chain, CompiledParts, Part
 from jaxfl.mechanisms.reassembly.networks import on_one_device, require_flattening
+from jaxfl.mechanisms.reassembly.parts import Chain, Part
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
-from jaxfl.mechanisms.reassembly.server import Server, predictions, take_apart, timed
+from jaxfl.mechanisms.reassembly.server import Server, compiled, predictions, take_apart, timed
 
 
 class Teacher(NamedTuple):
@@ -83,9 +83,9 @@ def learning_from_teachers(
       config: the method's options.
       assemble: ``server -> {client id: Teacher}`` for all clients of ``server.cohort``; it runs between
         rounds, outside of jit.
-      trains: which parts of assembled networks learn on the public images, see `chain.train`.
+      trains: which parts of assembled networks learn on the public images, see `parts.train`.
     """
-    parts = CompiledParts()
+    programs = 0
 
     def init(key, federation, hyper):
         public_images.require_for_server(federation, federation.models, config.bn_stats)
@@ -127,17 +127,20 @@ def learning_from_teachers(
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 
     def host(key, state, federation, cohort):
+        nonlocal programs
+        before = compiled.programs
         hyper = jax.device_get(state.hyper)
-        server = take_apart(key, hyper, trains, state.weights, state.has_teacher, federation, cohort, parts)
+        server = take_apart(key, hyper, trains, state.weights, state.has_teacher, federation, cohort)
         teachers = assemble(server)
-        with timed(server.seconds, parts, "teacher logits"):
+        with timed(server.seconds, "teacher logits"):
             state = with_teachers(server, state, federation, teachers)
+        programs += compiled.programs - before
         nobody = per_group(lambda slots: np.zeros(len(slots.mask), np.int32), cohort.groups)
         return state, Info(
             (),
             up=nobody,
             down=nobody,
-            findings=findings(server, teachers),
+            findings=findings(server, teachers, programs),
             teacher={
                 client: partial(predictions, server, teacher.network) for client, teacher in teachers.items()
             },
@@ -183,7 +186,7 @@ def with_teachers(server: Server, state: State, federation, teachers: Mapping[in
     return state._replace(teacher_logits=tuple(logits), has_teacher=tuple(has), teacher_size=tuple(sizes))
 
 
-def findings(server: Server, teachers: Mapping[int, Teacher]) -> dict:
+def findings(server: Server, teachers: Mapping[int, Teacher], programs: int) -> dict:
     """Return what was assembled, and how long it took."""
     assembled = [
         {
@@ -203,6 +206,6 @@ def findings(server: Server, teachers: Mapping[int, Teacher]) -> dict:
         "assembled": assembled,
         "teacher size (phi)": {"mean": float(np.mean(phis)), "largest": float(np.max(phis))},
         "candidates": {"mean": float(np.mean([found["candidates"] for found in assembled]))},
-        "compiled parts": {"programs": server.parts.compilations},
+        "compiled parts": {"programs": programs},
         "server seconds": server.seconds,
     }

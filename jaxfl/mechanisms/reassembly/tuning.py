@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from jaxfl.data.federation import Federation
-from jaxfl.mechanisms.reassembly.chain import CompiledParts
 from jaxfl.mechanisms.reassembly.networks import on_one_device
+from jaxfl.mechanisms.reassembly.parts import counted
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.views import view
 
@@ -42,11 +42,13 @@ def images_of(federation: Federation) -> Images:
     return Images(*(np.asarray(on_one_device(array)) for array in (*arrays, *ends)))
 
 
+@jax.jit
 def cross_entropy(logits, labels):
     """Return the mean cross-entropy of logits (B, C) and labels (B,) (pFedClub, eq. 2)."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+@jax.jit
 def contrast(logits, pairs_and_tau):
     """Return the normalised temperature-scaled cross-entropy of logits (2B, C) (pFedClub, eq. 3).
 
@@ -81,22 +83,20 @@ def draws(total: int, options: Reassembly, rng: np.random.Generator) -> list[Dra
     return found
 
 
-def objective(
-    images: Images, options: Reassembly, parts: CompiledParts, drawn: Sequence[Draw]
-) -> tuple[Callable, Iterator]:
-    """Return a loss, and the batches (x, target) that `chain.train` takes.
+def objective(images: Images, options: Reassembly, drawn: Sequence[Draw]) -> tuple[Callable, Iterator]:
+    """Return a loss, and the batches (x, target) that `parts.train` takes.
 
     Args:
       images: P images; with labels, perhaps after some parts of a network.
       options: the method's options, with their rates.
-      parts: the run's programs.
       drawn: which images, and which views of them, see `draws`.
     """
     if options.labelled:
         return cross_entropy, ((images.x[places], images.y[places]) for places, _ in drawn)
-    return contrast, _pairs_of_views(images, options, parts, drawn)
+    return contrast, (_pairs_of_views(images, options, *draw) for draw in drawn)
 
 
+@jax.jit
 def two_views(key, images: Images):
     """Draw two views of each image (B, H, W, C), one set after the other: (2B, H, W, C), normalised."""
     values = jnp.clip((images.x * images.std + images.mean - images.low) / (images.top - images.low), 0, 1)
@@ -104,12 +104,6 @@ def two_views(key, images: Images):
     return (views * (images.top - images.low) + images.low - images.mean) / images.std
 
 
-def _pairs_of_views(images: Images, options, parts: CompiledParts, drawn) -> Iterator:
-    for places, seed in drawn:
-        of_batch = jax.random.key(seed), images._replace(x=images.x[places])
-        views = parts.program(_two_views).counted(*of_batch)
-        yield views, (np.tile(np.arange(len(places), dtype=np.int32), 2), options.tau)
-
-
-def _two_views():
-    return two_views
+def _pairs_of_views(images: Images, options: Reassembly, places: np.ndarray, seed: int) -> tuple:
+    views = counted(two_views, jax.random.key(seed), images._replace(x=images.x[places]))
+    return views, (np.tile(np.arange(len(places), dtype=np.int32), 2), options.tau)
