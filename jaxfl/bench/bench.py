@@ -113,7 +113,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
             choice,
             setup,
             source,
-            ways,
+            ways | workload.ways,
             repetitions=options.repetitions or repetitions_of(workload),
             rounds=options.rounds_per_repetition,
             torch=torch,

@@ -16,7 +16,7 @@ import numpy as np
 from jaxfl.bench.count import Phase
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
-from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear
+from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear, ResidualPair
 from jaxfl.models.model import Model, Weights
 
 try:
@@ -181,6 +181,8 @@ def network(model: Model, weights: Weights) -> nn.Sequential:
                 layers = _conv(module, params)
             case DenseBlock():
                 layers = _dense(module, params, x.shape[1:])
+            case ResidualPair():
+                layers = [Pair(params, pools=module.pool is not None)]
             case Linear():
                 layers = [_linear(params, x.shape[1:])]
             case _:
@@ -194,15 +196,33 @@ def network(model: Model, weights: Weights) -> nn.Sequential:
     return net
 
 
+class Pair(nn.Sequential):
+    """A residual pair: x plus two convolutions of it, and global max pooling if it `pools`."""
+
+    def __init__(self, params: dict, pools: bool):
+        super().__init__(
+            *(layer for name in ("conv1", "conv2") for layer in (*_normed(params[name], 1), nn.ReLU()))
+        )
+        self.pools = pools
+
+    def forward(self, x):
+        """Map (B, C, H, W) to the same shape, or to (B, C)."""
+        y = x + super().forward(x)
+        return y.amax((2, 3)) if self.pools else y
+
+
 def _conv(module: ConvBlock, params: dict) -> list[nn.Module]:
-    kernel = params["conv"]["kernel"].transpose(3, 2, 0, 1)
-    layer = nn.Conv2d(
-        kernel.shape[1], kernel.shape[0], module.kernel, padding=module.padding, bias=module.bias
-    )
-    _fill(layer, weight=kernel, **({"bias": params["conv"]["bias"]} if module.bias else {}))
-    norm = [nn.BatchNorm2d(module.features)] if module.norm else []
     pool = [nn.MaxPool2d(module.pool)] if module.pool > 1 else []
-    return [layer, *norm, ACTIVATIONS[module.activation](), *pool]
+    return [*_normed(params["conv"], module.padding), ACTIVATIONS[module.activation](), *pool]
+
+
+def _normed(params: dict, padding: int) -> list[nn.Module]:
+    """Return a convolution of stride 1, and BatchNorm if there are parameters of it."""
+    kernel = params["kernel"].transpose(3, 2, 0, 1)
+    bias = {name: value for name, value in params.items() if name == "bias"}
+    layer = nn.Conv2d(kernel.shape[1], kernel.shape[0], kernel.shape[2:], padding=padding, bias=bool(bias))
+    _fill(layer, weight=kernel, **bias)
+    return [layer, *([nn.BatchNorm2d(kernel.shape[0])] if "norm" in params else [])]
 
 
 def _dense(module: DenseBlock, params: dict, shape: tuple[int, ...]) -> list[nn.Module]:

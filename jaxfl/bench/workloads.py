@@ -1,7 +1,8 @@
 """The workloads: five federations, as data, and the ways in which jaxfl can run them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +75,7 @@ class Workload(NamedTuple):
       repetitions_on_cpu: number of repetitions there, unless the user sets it.
       rival: the method with which each takes turns, in place of the PyTorch loop.
       patience_s: seconds; a contestant that has trained longer is timed no further.
+      ways: further ways to run it, by name.
     """
 
     what: str
@@ -85,6 +87,7 @@ class Workload(NamedTuple):
     repetitions_on_cpu: int = REPETITIONS
     rival: str | None = None
     patience_s: float = math.inf
+    ways: Mapping[str, Strategy] = {}
 
 
 def _of_each_class(samples: int) -> dict[str, Any]:
@@ -164,6 +167,15 @@ RESNET = WORKLOADS["W5"]._replace(
     setup=WORKLOADS["W5"].setup | {"models": ("resnet18",)},
     methods=("fedavg",),
 )
+_LINEN = {"models": (f"{Path(__file__).with_name('own_network.py')}:resnet9,width=0.125",)}
+OWN_NETWORK = Workload(
+    "CIFAR-10, ResNet-9 of width 1/8, 4 clients of 500 images: what does writing it in Linen cost?",
+    2_000,
+    {"dataset": "cifar10", "models": ("resnet9,width=0.125",), "clients": 4} | _of_each_class(500),
+    ("fedavg",),
+    {"epochs": 1, "batch_size": 32},
+    ways={"Linen": Strategy(_LINEN), "Linen, plain": Strategy(_LINEN | {"convolution": "plain"})},
+)
 # The same number of images per client for any number of clients, so that --grow finds the most.
 OWN = {
     f"{model}-own": Workload(
@@ -175,7 +187,7 @@ OWN = {
     )
     for model, clients in (("lenet5", 1000), ("resnet18", 20))
 }
-VARIANTS = {"W1-equal": EQUAL, "methods": METHODS, "resnet18": RESNET} | GROWTH | OWN
+VARIANTS = {"W1-equal": EQUAL, "methods": METHODS, "resnet18": RESNET, "own": OWN_NETWORK} | GROWTH | OWN
 
 
 def grown(workload: Workload, clients: int) -> Workload:

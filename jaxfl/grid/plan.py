@@ -23,7 +23,7 @@ class Planned(NamedTuple):
       variant: the method.
       setup: the run's options.
       done: number of rounds after which it continues; 0 for a new run.
-      further: whether it goes on to all of its rounds although a target has ended it.
+      further: whether it goes on to all of its rounds although a target, or patience, has ended it.
     """
 
     variant: Variant

@@ -23,8 +23,8 @@ Case = tuple[str, Setting]  # a method in a setting
 Draw = tuple[int, int]  # a run's seed and partition seed
 
 
-class Run(NamedTuple):
-    """A finished run.
+class Entry(NamedTuple):
+    """A finished run, an entry of the frame.
 
     Args:
       method: label in a report; in a study the method as its file names it.
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     folder: Path
 
 
-Frame = Sequence[Run]
+Frame = Sequence[Entry]
 
 
 def words(case: Case) -> str:
@@ -56,7 +56,7 @@ def words(case: Case) -> str:
     return f"{method} {','.join(value for _, value in setting)}".rstrip()
 
 
-def by_case(frame: Frame) -> dict[Case, dict[Draw, Run]]:
+def by_case(frame: Frame) -> dict[Case, dict[Draw, Entry]]:
     """Return runs by method and setting, and by their draws, in the order in which these first appear."""
     found = {}
     for run in frame:
@@ -71,14 +71,14 @@ def finished_run(
     setting: Setting = (),
     target: Sequence[float] = (),
     select: str = "last",
-) -> Run:
+) -> Entry:
     """Read a finished run.
 
     Args:
       folder: the run's folder.
-      draw: see `Run`.
-      method: see `Run`.
-      setting: see `Run`.
+      draw: see `Entry`.
+      method: see `Entry`.
+      setting: see `Entry`.
       target: accuracies, for what it has spent until it reached them.
       select: the evaluation that its accuracies are of, see `jaxfl.results.result.selected`.
 
@@ -87,7 +87,7 @@ def finished_run(
     """
     result, metrics = store.read_finished(folder)
     result = selected(result, metrics, select) | {"targets": by_target(metrics, target)}
-    return Run(method, setting, draw, result, metrics, untrained(metrics), store.checksums(folder), folder)
+    return Entry(method, setting, draw, result, metrics, untrained(metrics), store.checksums(folder), folder)
 
 
 def untrained(metrics: list[dict]) -> tuple[list[int], int]:
@@ -114,7 +114,7 @@ def read(folders: Sequence[Path], target: Sequence[float] = (), select: str = "l
     configs = [moved(folder, store.read_config(folder), code=True) for folder in folders]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
     crossed = _crossed([experiment(config) for config in configs], draws)
-    found: dict[tuple[str, Draw], Run] = {}
+    found: dict[tuple[str, Draw], Entry] = {}
     for folder, label, draw in zip(folders, labels(configs, crossed), draws, strict=True):
         run = finished_run(folder, draw, label, (), target, select)
         same = found.setdefault((label, draw), run)

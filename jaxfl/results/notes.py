@@ -96,7 +96,7 @@ def _sends_nothing(result: dict) -> bool:
 
 
 def on_untrained(untrained: Sequence[tuple[list[int], int]]) -> list[str]:
-    """Return a note if clients that are scored have trained in no round, see `jaxfl.results.frame.Run`."""
+    """Return a note if clients that are scored have trained in no round, see `jaxfl.results.frame.Entry`."""
     every = sorted({client for missing, _ in untrained for client in missing})
     if not every:
         return []

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from jaxfl.results.frame import Case, Draw, Frame, Run, by_case, words
+from jaxfl.results.frame import Case, Draw, Entry, Frame, by_case, words
 from jaxfl.results.measures import Measure
 from jaxfl.results.notes import listed, on_differences, on_measures
 from jaxfl.results.paired import UNPAIRED, Difference, paired
@@ -82,7 +82,7 @@ def _best(cells: Mapping[Case, Cell], what: Measure) -> list[Case]:
 
 
 def _compared(
-    found: Mapping[Case, Mapping[Draw, Run]],
+    found: Mapping[Case, Mapping[Draw, Entry]],
     cases: Sequence[Case],
     judged: Collection[Measure],
     against: str,

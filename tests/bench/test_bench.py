@@ -270,6 +270,14 @@ def test_small_workloads_and_grown_ones_can_be_divided(tmp_path, monkeypatch):
     assert "is a set of tensorflow-datasets, which cannot be imported here" in said[0]
 
 
+def test_the_workload_own_has_one_network_from_the_zoo_and_in_linen():
+    own = workloads.OWN_NETWORK
+    choices = own.setup["models"] + own.ways["Linen"].setup["models"]
+    built = [zoo.build(choice, shape=(32, 32, 3), classes=10).init(jax.random.key(0)) for choice in choices]
+    leaves, of_linen = (sorted(leaf.shape for leaf in jax.tree.leaves(weights)) for weights in built)
+    assert leaves == of_linen
+
+
 def test_images_come_from_an_npz_file_if_it_has_enough(tmp_path):
     images, labels = np.zeros((60, 28, 28), np.uint8), np.arange(60) % 10
     np.savez(tmp_path / "mnist.npz", images=images, labels=labels, split=np.arange(60) < 50)
@@ -314,6 +322,7 @@ def test_options_that_the_counts_of_samples_do_not_know_are_refused(option):
     ("choice", "model"),
     [
         ("fedavg", zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.3)),
+        ("fedavg", zoo.resnet9(shape=(8, 8, 1), classes=3, width=0.05)),
         ("fedper", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),
         ("fedrep", zoo.mcmahan(shape=(8, 8, 1), classes=3, width=0.1, padding="same")),
         ("ditto,personal_epochs=2,lam=0.5", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),

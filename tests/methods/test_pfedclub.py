@@ -687,6 +687,14 @@ def test_a_second_run_compiles_nothing(federation):
     assert server.compiled.programs == before
 
 
+@pytest.mark.long
+def test_a_crowded_process_drops_its_programs_and_computes_the_same(federation, taught, monkeypatch):
+    monkeypatch.setattr(server, "crowded", lambda: True)
+    before = server.compiled.programs
+    assert_same(teach(federation, PFedClub(server_epochs=1)).after, taught.after)
+    assert server.compiled.programs > before
+
+
 @pytest.mark.parametrize("room", [0, 2**29])
 def test_parts_before_the_first_that_learns_are_computed_once(federation, room):
     """If there is room, such parts run again in no later epoch and for no other network."""

@@ -7,7 +7,7 @@ import pytest
 import jaxfl
 from jaxfl.errors import JaxflError
 from jaxfl.grid import study_file, study_table
-from jaxfl.results.frame import Run
+from jaxfl.results.frame import Entry
 from jaxfl.results.tuned import best
 
 OPTIONS = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 2, "epochs": 1}
@@ -16,7 +16,7 @@ OPTIONS = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 
 def run(method, validation, mean, seed=0, setting=()):
     scores = {"validation": validation, "mean": mean, "per_client": [mean]}
     result = {"accuracy": scores, "code": [{"files": {}}]}
-    return Run(method, setting, (seed, 0), result, [], ([], 4), (0, 0), Path())
+    return Entry(method, setting, (seed, 0), result, [], ([], 4), (0, 0), Path())
 
 
 def test_the_best_is_the_one_with_the_largest_mean_on_validation_rows():

@@ -887,7 +887,7 @@ def test_partitions_are_averaged_where_every_experiment_has_all_of_them():
 def test_a_report_notes_runs_with_different_data_or_partitions(checksums, draws, words):
     """A note says if data differ, or rows that should be of one partition."""
     found = [
-        frame.Run("local", (), draw, {}, [], ([], 1), sums, Path())
+        frame.Entry("local", (), draw, {}, [], ([], 1), sums, Path())
         for draw, sums in zip(draws, checksums, strict=True)
     ]
     assert on_runs(found)[1:] == words

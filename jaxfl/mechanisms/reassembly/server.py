@@ -21,6 +21,7 @@ import numpy as np
 from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.machine.memory_maps import crowded
 from jaxfl.mechanisms.reassembly import assembly, grouping, parts, tuning
 from jaxfl.mechanisms.reassembly.networks import (
     Network,
@@ -114,6 +115,8 @@ def take_apart(
       federation: clients and public images.
       cohort: the round's cohort.
     """
+    if crowded():
+        jax.clear_caches()  # of all rounds so far; what is used again is compiled again
     rng, seconds = np.random.default_rng(np.asarray(jax.random.key_data(key))), {}
     images = tuning.images_of(federation)
     givers = cohort if options.pool == "cohort" else with_known(cohort, known)

@@ -25,16 +25,7 @@ def convolved(f: Callable, *args: Any) -> Any:
         return f(*args)
     closed, form = jax.make_jaxpr(f, return_shape=True)(*args)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    if not _replaces(needed):
-        return f(*args)
     return jax.tree.unflatten(jax.tree.structure(form), _run(needed, closed.consts, jax.tree.leaves(args)))
-
-
-def _replaces(jaxpr: core.Jaxpr) -> bool:
-    """Return whether a program has anything to replace."""
-    names = {equation.primitive.name for equation in jaxpr.eqns}
-    inner = (part for each in jaxpr.eqns for part in core.jaxprs_in_params(each.params))
-    return not names.isdisjoint(LAYERS) or any(map(_replaces, inner))
 
 
 def _run(jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -123,6 +114,13 @@ LAYERS = {
 # ---- calls, in which layers are replaced as well
 
 
+def _replaces(jaxpr: core.Jaxpr) -> bool:
+    """Return whether a program has anything to replace."""
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    inner = (part for each in jaxpr.eqns for part in core.jaxprs_in_params(each.params))
+    return not names.isdisjoint(LAYERS) or any(map(_replaces, inner))
+
+
 def _call(params: dict[str, Any], *given: Any) -> list[Any]:
     return _run(params["jaxpr"].jaxpr, params["jaxpr"].consts, given)
 
@@ -149,4 +147,4 @@ def _scan(params: dict[str, Any], *given: Any) -> list[Any]:
     return [*carry, *outputs]
 
 
-CALLS = {"jit": _call, "pjit": _call, "checkpoint": _checkpoint, "remat2": _checkpoint, "scan": _scan}
+CALLS = {"jit": _call, "remat2": _checkpoint, "scan": _scan}
