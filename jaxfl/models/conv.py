@@ -153,9 +153,14 @@ def _in_use() -> Convolution:
 # ---- maps
 
 
+def axes() -> str:
+    """Return the order of the axes of maps, of B, H, W, C."""
+    return _in_use().axes
+
+
 def axis(name: str) -> int:
     """Return the place of an axis of maps: one of B, H, W, C."""
-    return _in_use().axes.index(name)
+    return axes().index(name)
 
 
 def to_maps(x: jax.Array) -> jax.Array:

@@ -98,6 +98,29 @@ def test_a_layer_is_replaced_and_computes_the_same(form, way):
             np.testing.assert_allclose(found, wanted, 1e-10, 1e-10)
 
 
+def test_what_follows_a_layer_is_computed_in_the_order_of_its_axes():
+    """Normalisation, activations with derivatives of their own, and pools turn nothing back."""
+    conv, kernel, shape = REPLACED["same"]
+
+    def f(kernel, x):
+        y = conv(kernel, x)
+        for activation in (jax.nn.relu, jax.nn.relu6, jax.nn.softplus, jax.nn.gelu):
+            y = activation(y - y.mean((0, 1, 2), keepdims=True)) / jnp.sqrt(
+                1e-5 + y.var((0, 1, 2), keepdims=True)
+            )
+        return (
+            lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME").max((1, 2)) + y.sum()
+        )
+
+    with jax.enable_x64(True), using("rows"):
+        args = drawn(kernel, shape)
+        found, wanted = (of_loss(g, *args) for g in (lambda *args: convolved(f, *args), f))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-10), found, wanted)
+        program = jax.make_jaxpr(lambda *args: convolved(f, *args))(*args)
+        turned = [one.invars[0].aval.shape for one in program.eqns if one.primitive.name == "transpose"]
+        assert [shape for shape in turned if len(shape) == 4 and min(shape) > 1] == [IMAGES]  # only x
+
+
 @pytest.mark.parametrize("form", LEFT)
 def test_a_convolution_of_another_form_stays(form):
     f, kernel, shape = LEFT[form]
