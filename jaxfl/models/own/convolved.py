@@ -7,7 +7,7 @@ in the order of axes that they return. Within `jax.checkpoint` and `lax.scan` th
 within other control flow, and where a convolution has another form than ours, they stay XLA's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,15 +53,15 @@ def _results(equation: core.JaxprEqn, given: Sequence[Any]) -> Sequence[Any]:
     if order and name in ELEMENTWISE:
         return [Placed(_bound(equation, [_placed(one, order) for one in given]), order)]
     if order and name in REDUCTIONS:
-        axes = {"axes": tuple(order.index(axis) for axis in params["axes"])}
+        here = tuple(order.index(axis) for axis in params["axes"])
         left = [axis for axis in order if axis not in params["axes"]]
         places = tuple(sorted(left).index(axis) for axis in left)
-        return [Placed(_bound(equation, [given[0].array], axes), places)]
+        return [Placed(_bound(equation, [given[0].array], axes=here), places)]
     found = _bound(equation, [*map(_plain, given)])
     return found if equation.primitive.multiple_results else [found]
 
 
-def _bound(equation: core.JaxprEqn, given: Sequence[jax.Array], changed: Mapping[str, Any] = {}) -> Any:
+def _bound(equation: core.JaxprEqn, given: Sequence[jax.Array], **changed: Any) -> Any:
     params = equation.primitive.get_bind_params(equation.params | changed)
     return equation.primitive.bind(*given, **params)
 
@@ -187,12 +187,12 @@ def _checkpoint(equation: core.JaxprEqn, *given: Any) -> list[Any]:
 
 
 def _scan(equation: core.JaxprEqn, *given: Any) -> list[Any]:
-    params, given = equation.params, [*map(_plain, given)]
+    params, plain = equation.params, [*map(_plain, given)]
     closed, constants, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
     fixed, carry, inputs = (
-        given[:constants],
-        given[constants : constants + carried],
-        given[constants + carried :],
+        plain[:constants],
+        plain[constants : constants + carried],
+        plain[constants + carried :],
     )
 
     def body(carry, inputs):
