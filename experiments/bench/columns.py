@@ -2,7 +2,7 @@
 
     taskset -c 0 python experiments/bench/columns.py
 
-docs/speed.md has the results, also of whole runs.
+README.md has the results, also of whole runs.
 """
 
 import time

@@ -2,7 +2,7 @@
 
     taskset -c 0 python experiments/bench/pooling.py
 
-docs/speed.md has the results, and the time of a whole step.
+README.md has the results, and the time of a whole step.
 """
 
 import time

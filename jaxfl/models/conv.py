@@ -126,7 +126,7 @@ def suited(batch: int, channels: int) -> str:
 
     On a CPU the inner loop runs along the batch for "rows" and along the channels for "patches", and the
     longer of the two is faster; from 16 images on, "rows" is fast enough whatever the channels. Measured from
-    10 to 50 images and from 6 to 64 channels, see docs/speed.md.
+    10 to 50 images and from 6 to 64 channels, see experiments/bench/README.md.
     """
     return "rows" if jax.default_backend() == "cpu" and batch >= min(channels, 16) else "patches"
 
