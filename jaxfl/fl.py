@@ -1,7 +1,7 @@
 """What methods are written with, in one namespace: ``from jaxfl import fl``.
 
 Options, clients mapped over the devices, local training, and the mechanisms that methods share.
-CONTRIBUTING.md shows how; docs/own-method.md lists what is where.
+CONTRIBUTING.md shows how; docs/method-reference.md lists what is where.
 """
 
 from jaxfl.config.options import client_rate, options, within
