@@ -25,7 +25,7 @@ class Figures(NamedTuple):
 
     Args:
       title: title of the column; figures with the same title share a column.
-      file: a CSV, or a page of Markdown.
+      file: a file of results, or README.md.
       column: title of the column in the file's table.
       rows: {label on the page: beginning of the row in the table}, cells divided by " | ".
       under: heading of a page, without its marks, below which the table is.
@@ -58,7 +58,7 @@ class Item(NamedTuple):
       commit: commit of the code that gave the figures.
       machine: hardware and versions, where no linked page has them.
       figures: columns of results.
-      pictures: image files here.
+      pictures: image files of results.
     """
 
     name: str
@@ -137,13 +137,18 @@ def check(folder: Path, item: Item) -> None:
     if item.verdict not in VERDICTS:
         raise SystemExit(f"{where} {item.verdict!r} is no verdict; they are {', '.join(VERDICTS)}.")
     studies = [study for study in (item.study, *item.at_scale, *item.more) if study]
-    files = [f"{study}.toml" for study in studies] + item.setups + item.pictures
-    for file in [*files, *(figures.file for figures in item.figures)]:
+    files = [f"{study}.toml" for study in studies] + item.setups
+    for file in [*files, *map(kept, item.pictures), *(kept(figures.file) for figures in item.figures)]:
         if not (folder / file).is_file():
             raise SystemExit(f"{where} there is no {folder / file}.")
     has_run = item.verdict != "not run"
     if any(bool(figures) != has_run for figures in (item.seeds, item.commit, item.figures)):
         raise SystemExit(f"{where} what has run, and nothing else, has figures, seeds and a commit.")
+
+
+def kept(file: str) -> str:
+    """Return where a paper's folder has the file of some figures."""
+    return file if file == "README.md" else f"results/{file}"
 
 
 def page(paper: Paper) -> str:
@@ -180,9 +185,9 @@ def section(folder: Path, item: Item) -> str:
         files = list(dict.fromkeys(figures.file for figures in item.figures))
         parts += [
             as_markdown(gather(folder, item)),
-            "Read from " + ", ".join(f"[{file}]({file})" for file in files) + ".",
+            "Read from " + ", ".join(f"[{file}]({kept(file)})" for file in files) + ".",
         ]
-    parts += [f"![{item.name}]({picture})" for picture in item.pictures]
+    parts += [f"![{item.name}]({kept(picture)})" for picture in item.pictures]
     return "\n\n".join(parts)
 
 
@@ -208,7 +213,7 @@ def gather(folder: Path, item: Item) -> list[list[str]]:
 def figure(folder: Path, item: Item, figures: Figures, row: str) -> str:
     """Return a figure as kept, or mean and deviation over the lines of a CSV with one line per seed."""
     head, *lines = (from_csv if figures.file.endswith(".csv") else from_markdown)(
-        folder / figures.file, figures
+        folder / kept(figures.file), figures
     )
     found = [line for line in lines if f"{' | '.join(line)} | ".startswith(f"{row} | ")]
     of_seeds = "seed" in head and figures.file.endswith(".csv")

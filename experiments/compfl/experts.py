@@ -1,6 +1,6 @@
 """The accuracy of each expert's clients at every evaluation: CompFL's Figure 3.
 
-    python experiments/compfl/experts.py RUNS > experiments/compfl/figure-3-n3.csv
+    python experiments/compfl/experts.py RUNS > experiments/compfl/results/figure-3-n3.csv
 
 RUNS is the folder of a comparison, such as that of a study's setting.
 """

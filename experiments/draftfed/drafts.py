@@ -23,7 +23,7 @@ import jaxfl
 from jaxfl.models.maps import match
 
 IMAGES = 60
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     names, kinds = drafts(jaxfl.load(arguments.run))
     models = np.repeat(names, IMAGES)
     figure = Figure((10, 4.4), layout="constrained", dpi=150)
-    with (HERE / f"{arguments.name}.csv").open("w", newline="") as file:
+    with (RESULTS / f"{arguments.name}.csv").open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["drafts", "silhouette", "without the image"])
         for axes, (title, found) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
@@ -44,7 +44,7 @@ def main() -> None:
             scatter(axes, found.reshape(len(models), -1), models)
             axes.set_title(title)
     figure.axes[0].legend(fontsize="small")
-    figure.savefig(HERE / f"{arguments.name}.png")
+    figure.savefig(RESULTS / f"{arguments.name}.png")
 
 
 def drafts(run) -> tuple[list[str], dict[str, np.ndarray]]:

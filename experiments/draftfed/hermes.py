@@ -1,7 +1,7 @@
 """The numbers that a client of Hermes sends as it prunes: DraftFed's Table I.
 
     jaxfl run hermes @FILE.args --run-dir RUN
-    python experiments/draftfed/hermes.py RUN > experiments/draftfed/hermes.csv
+    python experiments/draftfed/hermes.py RUN > experiments/draftfed/results/hermes.csv
 
 Numbers have four bytes and include the mask. Beside them is the share of the network kept at that moment.
 """

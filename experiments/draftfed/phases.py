@@ -1,7 +1,7 @@
 """The cost of drafts beside local learning: DraftFed's Table IV.
 
     jaxfl compare local draftfed,draft_epochs=0 draftfed @FILE.args --run-dir RUNS
-    python experiments/draftfed/phases.py RUNS > experiments/draftfed/phases.csv
+    python experiments/draftfed/phases.py RUNS > experiments/draftfed/results/phases.csv
 
 Local learning is all that Local does, drafts are what DraftFed does beyond it; without epochs of draft
 learning it only prepares them. Operations are counted, seconds are measured without compilation, both over

@@ -1,6 +1,6 @@
 """Finished runs of FedCMD's setting as lines of table6.csv, one per method and seed.
 
-python experiments/fedcmd/cells.py RUN_FOLDER... > experiments/fedcmd/table6.csv
+python experiments/fedcmd/cells.py RUN_FOLDER... > experiments/fedcmd/results/table6.csv
 
 Accuracies are percent. "paper" is FedCMD's own: the pooled accuracy of a round's clients before they train,
 mean of the last ten rounds. "trained" is the accuracy of a round's clients right after local training, mean

@@ -17,7 +17,7 @@ from scipy.stats import gaussian_kde
 
 import jaxfl
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -28,11 +28,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rows, right = counted(jaxfl.load(arguments.run))
     accuracies = 100 * right / np.maximum(rows, 1)
-    with (HERE / f"{arguments.name}.csv").open("w", newline="") as file:
+    with (RESULTS / f"{arguments.name}.csv").open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["class", "test rows", "accuracy %"])
         lines.writerows([c, rows[c], f"{accuracies[c]:.2f}"] for c in np.flatnonzero(rows))
-    draw(accuracies[rows > 0]).savefig(HERE / f"{arguments.name}.png")
+    draw(accuracies[rows > 0]).savefig(RESULTS / f"{arguments.name}.png")
 
 
 def counted(run) -> tuple[np.ndarray, np.ndarray]:

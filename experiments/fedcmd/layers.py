@@ -21,7 +21,7 @@ import jaxfl
 
 MOST = 200  # test images of a client
 WAYS = ("between clients", "within clients", "from the layer before")
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names, gaussians = of_clients(jaxfl.load(arguments.run))
     oneself = np.eye(gaussians.shape[1], dtype=bool)
-    with (HERE / f"{arguments.name}.csv").open("w", newline="") as file:
+    with (RESULTS / f"{arguments.name}.csv").open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["layer", "mean", "deviation", *WAYS])
         for number, (name, layer) in enumerate(zip(names, gaussians, strict=True)):
@@ -40,7 +40,7 @@ def main() -> None:
             moved = distances(layer, gaussians[number - 1]).mean() if number else np.nan
             figures = *layer.mean((0, 1)), between[~oneself].mean(), between[oneself].mean(), moved
             lines.writerow([name, *(f"{100 * figure:.2f}" for figure in figures)])
-    draw(names, gaussians.mean(2)).savefig(HERE / f"{arguments.name}.png")
+    draw(names, gaussians.mean(2)).savefig(RESULTS / f"{arguments.name}.png")
 
 
 def of_clients(run) -> tuple[list[str], np.ndarray]:

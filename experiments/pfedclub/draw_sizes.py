@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 phi = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))  # by network, method and round
-with (HERE / "figure-6.csv").open() as file:
+with (RESULTS / "figure-6.csv").open() as file:
     for row in csv.DictReader(file):
         phi[row["network"]][row["method"].split(",")[0]][int(row["round"])].append(
             (int(row["seed"]), float(row["phi"]))
@@ -35,7 +35,7 @@ for axes, network, title in zip(panels, networks, titles, strict=True):
     axes.grid(alpha=0.3)
 panels[0].set_ylabel("size of teachers, over the client's own, - 1")
 figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-figure.savefig(HERE / "figure-6.png")
+figure.savefig(RESULTS / "figure-6.png")
 
 figure = Figure((8, 3.6), layout="constrained", dpi=120)
 axes = figure.add_subplot(ylabel="size of teachers, over the client's own, - 1")
@@ -53,4 +53,4 @@ axes.axhline(0, color="0.5", linewidth=0.8)
 axes.set_xticks(range(len(networks)), titles, fontsize="small")
 axes.grid(alpha=0.3, axis="y")
 axes.legend(fontsize="small")
-figure.savefig(HERE / "figure-3.png")
+figure.savefig(RESULTS / "figure-3.png")

@@ -1,6 +1,6 @@
 """The size of pFedClub's teachers round by round, from the folders of runs: figure-6.csv.
 
-    python experiments/pfedclub/sizes.py RUN [RUN ...] > experiments/pfedclub/figure-6.csv
+    python experiments/pfedclub/sizes.py RUN [RUN ...] > experiments/pfedclub/results/figure-6.csv
 
 phi is the number of parameters of a client's teacher over that of its own network, minus one; a line has its
 mean over a round's clients with a network of this size, and over all of them.
