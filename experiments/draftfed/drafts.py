@@ -1,13 +1,13 @@
 """Places of the drafts of networks of several depths: DraftFed's Figure 4.
 
-    python experiments/draftfed/drafts.py RUN --name drafts
+    python experiments/draftfed/drafts.py RUN [RUN ...] --name drafts
 
-RUN is a run folder whose data set must be available. A point is one client's draft of one public image. On
-the left each client shows its last convolution, at its network's depth; on the right all show the convolution
-at which the shallowest network ends. Maps get that network's shape as in DraftFed (eq. 7). Writes NAME.png, a
-t-SNE, and NAME.csv with scores of the drafts themselves: how far points of one architecture are together and
-apart from the others (silhouette, 0 where they mix, 1 where they are apart), and the same after each image's
-mean is subtracted.
+RUN is a run folder whose data set must be available, one for each seed. A point is one client's draft of one
+public image. On the left each client shows its last convolution, at its network's depth; on the right all show
+the convolution at which the shallowest network ends. Maps get that network's shape as in DraftFed (eq. 7).
+Writes NAME.png, a t-SNE of the first run, and NAME.csv with scores of all runs' drafts themselves: how far
+points of one architecture are together and apart from the others (silhouette, 0 where they mix, 1 where they
+are apart), and the same after each image's mean is subtracted.
 """
 
 import argparse
@@ -29,20 +29,23 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     """Write a table and a picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run")
+    parser.add_argument("runs", nargs="+")
     parser.add_argument("--name", default="drafts")
     arguments = parser.parse_args()
-    names, kinds = drafts(jaxfl.load(arguments.run))
-    models = np.repeat(names, IMAGES)
-    figure = Figure((10, 4.4), layout="constrained", dpi=150)
+    found = [drafts(jaxfl.load(run)) for run in arguments.runs]
     with (RESULTS / f"{arguments.name}.csv").open("w", newline="") as file:
         lines = csv.writer(file)
-        lines.writerow(["drafts", "silhouette", "without the image"])
-        for axes, (title, found) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
-            flat = (each.reshape(len(models), -1) for each in (found, found - found.mean(0)))
-            lines.writerow([title, *(f"{silhouette_score(each, models):.3f}" for each in flat)])
-            scatter(axes, found.reshape(len(models), -1), models)
-            axes.set_title(title)
+        lines.writerow(["drafts", "seed", "silhouette", "without the image"])
+        for seed, (names, kinds) in enumerate(found):
+            models = np.repeat(names, IMAGES)
+            for title, drawn in kinds.items():
+                flat = (each.reshape(len(models), -1) for each in (drawn, drawn - drawn.mean(0)))
+                lines.writerow([title, seed, *(f"{silhouette_score(each, models):.3f}" for each in flat)])
+    names, kinds = found[0]
+    figure = Figure((10, 4.4), layout="constrained", dpi=150)
+    for axes, (title, drawn) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
+        scatter(axes, drawn.reshape(len(names) * IMAGES, -1), np.repeat(names, IMAGES))
+        axes.set_title(title)
     figure.axes[0].legend(fontsize="small")
     figure.savefig(RESULTS / f"{arguments.name}.png")
 
