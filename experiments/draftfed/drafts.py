@@ -4,7 +4,7 @@
 
 RUN is a run folder whose data set must be available, one for each seed. A point is one client's draft of one
 public image. On the left each client shows its last convolution, at its network's depth; on the right all
-show the convolution at which the shallowest network ends. Maps get that network's shape as in DraftFed (eq. 7).
+show the convolution at which the shallowest network ends. Maps get its shape as in DraftFed (eq. 7).
 Writes NAME.png, a t-SNE of the first run, and NAME.csv with scores of all runs' drafts themselves: how far
 points of one architecture are together and apart from the others (silhouette, 0 where they mix, 1 where they
 are apart), and the same after each image's mean is subtracted.
