@@ -1,9 +1,7 @@
 """Clients' state in host memory, of which a round gets its own clients' entries.
 
 A round or a scoring runs on the window of its clients, see `jaxfl.core.window`. A step that needs all clients
-calls `Federation.require_all`. To catch a step that secretly reads other clients, the first round and the
-first scoring run twice, each time with a different invented client, a *stranger*, in the window; the results
-must agree.
+calls `Federation.require_all`. That no other step reads more is one of the promises of `jaxfl.runs.promises`.
 """
 
 from collections.abc import Callable, Sequence
@@ -206,7 +204,6 @@ def rounds_in_windows(
     kept: OnHost,
     federation: Federation,
     rounds: Sequence[tuple[Cohort, Conditions]],
-    probed: bool,
 ) -> tuple[OnHost, list[Report]]:
     """Run rounds one by one, each on the window of its cohort.
 
@@ -217,19 +214,13 @@ def rounds_in_windows(
       kept: the state before these rounds.
       federation: all clients, `on_host`.
       rounds: for each round its cohort, and its conditions with a leading axis of length 1.
-      probed: whether the first round is computed with both strangers.
 
     Returns:
       The state after these rounds, and one report per round with a leading axis of length 1.
-
-    Raises:
-      JaxflError: if the first round reads or writes entries of clients that are not in its cohort.
     """
     reports, ahead = [], None
     for (cohort, conditions), following in zip(rounds, [*rounds[1:], None], strict=True):
         window, entries = ahead or _looked_up(kept, federation, cohort)
-        if probed and not reports:
-            _refuse_strangers(advance, kept, federation, cohort, conditions)
         state, report = advance(placed(kept, window, entries), *round_on(window, conditions))
         ahead = _looked_up(kept, federation, following[0]) if following else None  # while the devices compute
         kept = put_back(kept, window, state)
@@ -256,39 +247,6 @@ def _of_everyone(flops: Operations, federation: Federation, window: Window) -> O
         of_clients[:, rows[real]] = of_window[:, 1:][:, real]
         counted.append(of_clients)
     return flops._replace(clients=tuple(counted))
-
-
-# ---- strangers
-
-
-def alike(f: Callable, state: OnHost, federation: Federation, cohort: Cohort) -> Any:
-    """Return ``f(state, federation, cohort)`` of a window, which must not depend on the stranger.
-
-    Raises:
-      JaxflError: if it does.
-    """
-    first, second = (f(*seen(state, federation, cohort, stranger)) for stranger in STRANGERS)
-    if not _equal(first, second):
-        raise beyond_cohort("What clients receive or deploy depends on clients outside the cohort")
-    return first
-
-
-def _refuse_strangers(advance, kept: OnHost, federation: Federation, cohort: Cohort, conditions) -> None:
-    """Raise `JaxflError` if a round depends on the stranger, or writes to it."""
-    outcomes = []
-    for stranger in STRANGERS:
-        window = around(federation, cohort, stranger)
-        # Copied, because the round's state is donated.
-        state = jax.tree.map(jnp.copy, placed(kept, window, _entries(kept, window)))
-        state, report = advance(state, *round_on(window, conditions))
-        state = federation.fetch(state)
-        for owner, leaf in zip(jax.tree.leaves(kept.owners), jax.tree.leaves(state), strict=True):
-            if owner != SERVER and (leaf[0] != np.asarray(stranger).astype(leaf.dtype)).any():
-                raise beyond_cohort("A round writes to clients that are not in its cohort")
-        theirs = jax.tree.map(lambda o, leaf: leaf if o == SERVER else leaf[1:], kept.owners, state)
-        outcomes.append((theirs, jax.device_get(report)))
-    if not _equal(*outcomes):
-        raise beyond_cohort("A round depends on clients that are not in its cohort")
 
 
 def _equal(one: Any, other: Any) -> bool:

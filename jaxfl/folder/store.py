@@ -13,7 +13,7 @@ Its files are
     matrices/        an .npz per checkpoint, for methods that know about pairs of clients
     embeddings/      the same for methods that describe clients by vectors
     result.json      the summary, once the run has ended
-    owner.json       the process that runs it, while there is one
+    owner.json       the process that runs it, while there is one; owner.lock is locked by it
     curves.png, loss.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the
                      method's own pictures
     tensorboard/, wandb/  logs, if asked for
@@ -33,7 +33,7 @@ import shlex
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.folder import schema
+from jaxfl.folder.records import Code, Command, Config, End, Result, Round, as_type
 from jaxfl.machine.files import (
     as_json,
     below,
@@ -55,15 +55,16 @@ from jaxfl.machine.files import (
 )
 from jaxfl.machine.processes import on_first_process
 
+T = TypeVar("T")
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 STUDY = "study.csv"
 TOPOLOGY = "topology.txt"
 INITIAL = "initial.npz"
-OF_END = "newcomers"  # only in the metrics of a run's last round
 # Options that a run may change, and where its configuration keeps their first values.
 BEGUN = {"rounds": "begun_for", "devices": "begun_on", "data_dir": "begun_in"}
 LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
-OWNER, TURN, COMMAND, END = "owner.json", "turn.lock", "command.json", "comparison.json"
+OWNER, LOCK, TURN = "owner.json", "owner.lock", "turn.lock"
+COMMAND, END = "command.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
 LOGS = ("tensorboard", "wandb")
@@ -91,7 +92,7 @@ def check_free(folder: Path) -> None:
 def _of_no_run(path: Path) -> bool:
     """Return whether a path is of a run about to begin, or killed before it had a configuration."""
     begun = [folder for folder in path.parents if unfinished(folder / CONFIG).exists()]
-    fits = path.is_dir() or path.name in (OWNER, TURN)
+    fits = path.is_dir() or path.name in (OWNER, LOCK, TURN)
     return fits or any(not (folder / CONFIG).exists() for folder in begun)
 
 
@@ -111,7 +112,7 @@ def create(folder: Path) -> None:
 
 @writes
 def begin(
-    folder: Path, config: dict, partition: Partition, source: Source, links: Any, initial: dict[str, Any]
+    folder: Path, config: Config, partition: Partition, source: Source, links: Any, initial: dict[str, Any]
 ) -> None:
     """Make the folder of a new run.
 
@@ -140,7 +141,7 @@ def begin(
 
 
 @writes
-def lengthen(folder: Path, config: dict, rounds: int) -> None:
+def lengthen(folder: Path, config: Config, rounds: int) -> None:
     """Let a run continue past its end.
 
     Args:
@@ -148,31 +149,33 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
       config: configuration with more rounds; checkpoints stay marked with the first number.
       rounds: number of rounds done that are kept.
     """
-    old = _read_json(folder / CONFIG, schema.CONFIG)
+    old = _read_json(folder / CONFIG, Config)
     (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result counts as stopped
     kept = trim(folder, rounds)
-    _replace_metrics(folder, [{name: record[name] for name in record if name != OF_END} for record in kept])
+    for record in kept:
+        record.pop("newcomers", None)
+    _replace_metrics(folder, kept)
     with replacing(folder / CONFIG) as file:
         file.write(as_json({BEGUN["rounds"]: old["options"]["rounds"]} | old | config))
 
 
 @writes
-def change(folder: Path, option: str, value: Any) -> dict:
+def change(folder: Path, option: str, value: Any) -> Config:
     """Change an option of `BEGUN` in a run's configuration, which keeps the first value as well.
 
     Returns:
       The new configuration.
     """
-    old = _read_json(folder / CONFIG, schema.CONFIG)
-    config = {BEGUN[option]: old["options"].get(option)} | old
-    config |= {"options": old["options"] | {option: value}}
+    old = _read_json(folder / CONFIG, Config)
+    first, options = {BEGUN[option]: old["options"].get(option)}, old["options"] | {option: value}
+    config = as_type(Config, {**first, **old, "options": options})
     with replacing(folder / CONFIG) as file:
         file.write(as_json(config))
     return config
 
 
 @writes
-def keep_code(folder: Path, round_: int, code: dict) -> None:
+def keep_code(folder: Path, round_: int, code: Code) -> None:
     """Copy the user's files that compute a run from some round on."""
     paths = [Path(path) for path in code["files"]]
     root = os.path.commonpath([path.parent for path in paths]) if paths else ""
@@ -243,13 +246,13 @@ def discard_command(folder: Path) -> None:
 
 
 @reads
-def read_command(folder: Path) -> dict:
+def read_command(folder: Path) -> Command:
     """Return what a comparison was asked for, see `jaxfl.grid.compare.resume`.
 
     Raises:
       JaxflError: if the folder does not hold that, or the file is damaged.
     """
-    return _read_json(folder / COMMAND, schema.COMMAND)
+    return _read_json(folder / COMMAND, Command)
 
 
 @reads
@@ -259,9 +262,9 @@ def finished_below(folder: Path) -> bool:
 
 
 @reads
-def end_of(folder: Path) -> dict:
-    """Return how a comparison last ended: the failures of runs, ...; nothing while it goes on."""
-    return _read_json(folder / END, schema.END) if (folder / END).exists() else {}
+def end_of(folder: Path) -> End:
+    """Return how a comparison last ended; only that nothing has failed while it goes on."""
+    return _read_json(folder / END, End) if (folder / END).exists() else End(failures=[])
 
 
 @reads
@@ -281,7 +284,7 @@ def finished_in(folders: list[Path]) -> list[Path]:
         if comparison not in places:
             places[comparison] = []
             with contextlib.suppress(JaxflError):  # it may be damaged while results are not
-                places[comparison] = _read_json(comparison / END, schema.END).get("order", [])
+                places[comparison] = _read_json(comparison / END, End).get("order", [])
         order, config = places[comparison], run / CONFIG
         known = order.index(run.parent.name) if run.parent.name in order else len(order)
         return known, config.stat().st_mtime if config.exists() else 0.0, run
@@ -301,7 +304,7 @@ def unfinished_in(folders: Iterable[Path]) -> list[Path]:
     return sorted(run for run in begun if (run / CONFIG).exists() and not (run / RESULT).exists())
 
 
-def _read_json(path: Path, form: dict) -> dict:
+def _read_json(path: Path, kind: type[T]) -> T:
     if not path.is_file():
         if (path.parent / STUDY).exists():
             raise JaxflError(f"{path.parent} is a study; name a comparison in it, or read its runs.csv.")
@@ -315,22 +318,14 @@ def _read_json(path: Path, form: dict) -> dict:
         if not path.parent.exists():
             raise JaxflError(f"There is no folder {path.parent}.")
         raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
-    text = path.read_bytes()
     try:
-        value = json.loads(text)
+        return as_type(kind, json.loads(path.read_bytes()))
     except (RecursionError, ValueError) as error:
-        raise _damaged(path, error) from None
-    if not schema.fits(value, form):
-        raise _damaged(path, "entries are missing or of the wrong type")
-    return value
-
-
-def _damaged(path: Path, how: str | Exception) -> JaxflError:
-    return JaxflError(f"{path} is damaged ({how}); restore it from a copy.")
+        raise JaxflError(f"{path} is damaged ({error}); restore it from a copy.") from None
 
 
 @reads
-def read_config(folder: Path) -> dict:
+def read_config(folder: Path) -> Config:
     """Read a run's configuration.
 
     Raises:
@@ -339,7 +334,7 @@ def read_config(folder: Path) -> dict:
     if not (folder / CONFIG).exists() and unfinished(folder / CONFIG).exists():
         raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
     _refuse_links(folder)
-    return _read_json(folder / CONFIG, schema.CONFIG)
+    return _read_json(folder / CONFIG, Config)
 
 
 def _refuse_links(folder: Path) -> None:
@@ -369,22 +364,23 @@ def devices_below(folder: Path) -> int | None:
 
 @reads
 def checksums(folder: Path) -> tuple[tuple, str]:
-    """Return what tells a run's data from others, labels and images, and the checksum of its partition."""
-    sample = read_config(folder)["data"].get("sample", [0.0])
-    moments = [f"{moment(sample):.4g}" for moment in (np.mean, np.std)]  # readers may differ by a grey level
+    """Return the checksums of a run's data, labels and images, and that of its partition.
+
+    The images' is None if an earlier version has begun the run.
+    """
     arrays = npz.read(folder / PARTITION, required=("checksum",))
     rows = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
-    return (int(arrays["checksum"]), *moments), rows.hexdigest()
+    return (int(arrays["checksum"]), read_config(folder)["data"].get("checksum")), rows.hexdigest()
 
 
 @reads
-def read_finished(folder: Path) -> tuple[dict, list[dict]]:
+def read_finished(folder: Path) -> tuple[Result, list[Round]]:
     """Read a finished run's result, and the metrics of all its rounds.
 
     Raises:
       JaxflError: if one of them is missing or damaged.
     """
-    result, metrics = _read_json(folder / RESULT, schema.RESULT), read_metrics(folder)
+    result, metrics = _read_json(folder / RESULT, Result), read_metrics(folder)
     if not 0 < len(metrics) == result["rounds"]:
         known = f"{len(metrics)} of {result['rounds']} rounds can be read"
         raise JaxflError(
@@ -395,7 +391,7 @@ def read_finished(folder: Path) -> tuple[dict, list[dict]]:
 
 
 @writes
-def append_metrics(folder: Path, records: list[dict]) -> None:
+def append_metrics(folder: Path, records: list[Round]) -> None:
     """Append one line per round and flush it to the disk."""
     with (folder / METRICS).open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
@@ -427,7 +423,7 @@ def read_partition(folder: Path) -> Partition:
 
 
 @reads
-def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
+def read_metrics(folder: Path, rounds: int | None = None) -> list[Round]:
     """Read the records of the first `rounds` rounds, all by default.
 
     They end before a damaged line, which a crash has cut short or somebody has changed.
@@ -437,10 +433,10 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     records = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = as_type(Round, json.loads(line))
         except (RecursionError, ValueError):
             break
-        if not schema.fits(record, schema.ROUND) or record["round"] != len(records) + 1:
+        if record["round"] != len(records) + 1:
             break
         records.append(record)
     return records
@@ -451,7 +447,7 @@ def _number(path: Path) -> str:
 
 
 @writes
-def trim(folder: Path, rounds: int) -> list[dict]:
+def trim(folder: Path, rounds: int) -> list[Round]:
     """Drop what was written after `rounds` rounds, before a run continues from a checkpoint.
 
     Returns:
@@ -468,12 +464,12 @@ def trim(folder: Path, rounds: int) -> list[dict]:
     return kept
 
 
-def _replace_metrics(folder: Path, records: list[dict]) -> None:
+def _replace_metrics(folder: Path, records: list[Round]) -> None:
     with replacing(folder / METRICS) as file:
         file.writelines(f"{json.dumps(record)}\n".encode() for record in records)
 
 
-def fingerprint(config: dict) -> str:
+def fingerprint(config: Config) -> str:
     """Return a hash of a configuration: the method and all its options, as the run was begun."""
     options = dict(config["options"])
     for name, begun in BEGUN.items():

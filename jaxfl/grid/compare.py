@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup, is_saved
@@ -175,7 +176,7 @@ def resume(
     Raises:
       JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.
     """
-    asked = store.read_command(folder)
+    asked: dict[str, Any] = dict(store.read_command(folder))
     where = {"environment": asked.pop("environment")}
     methods = [restore(folder, where | method, changed_code) for method in asked.pop("methods")]
     (setup, _), *_ = methods

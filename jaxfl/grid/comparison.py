@@ -84,7 +84,7 @@ def load(folder: Path, changed_code: bool = False, round: Any = None) -> Compari
       JaxflError: if a run in it is damaged.
     """
     opened = [open_run(run, changed_code, round) for run in store.runs_in(folder)]
-    return Comparison(folder, table_of(folder), by_label(opened), store.end_of(folder).get("failures", []))
+    return Comparison(folder, table_of(folder), by_label(opened), store.end_of(folder)["failures"])
 
 
 def by_label(opened: Sequence[Loaded]) -> Begun:

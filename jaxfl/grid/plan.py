@@ -97,8 +97,8 @@ def is_shorter(run: Path, entry: Planned) -> bool:
 def _differing(run: Path, entry: Planned) -> list[str]:
     """Describe each option in which a run differs from the plan."""
     begun = moved(run, store.read_config(run), code=True)
-    asked = described(*entry[:2]) | {"beyond_target": begun.get("beyond_target", False)}
-    then, now = experiment(begun), experiment(asked)
+    beyond = begun.get("beyond_target", False)
+    then, now = experiment(begun), experiment(described(*entry[:2]), beyond)
 
     def words(value):
         return text(tuple(value)) if isinstance(value, list) else text(value)

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.folder import store
+from jaxfl.folder.records import Result
 from jaxfl.machine import files
 from jaxfl.results import notes as said
 from jaxfl.results.frame import Frame, by_case, read
@@ -123,7 +124,7 @@ def _left_out(folders: Sequence[Path]) -> list[str]:
     return [f"Left out: {number} not finished; the first is {unfinished[0]}."] if unfinished else []
 
 
-def _confused(results: Mapping[str, Sequence[dict]], show: Sequence[str]) -> dict[str, list[list[float]]]:
+def _confused(results: Mapping[str, Sequence[Result]], show: Sequence[str]) -> dict[str, list[list[float]]]:
     """Return the confusion matrix of each label, the mean over its runs, if they are to be shown."""
     found = {
         label: [result["accuracy"][CONFUSION] for result in own if CONFUSION in result["accuracy"]]

@@ -723,7 +723,7 @@ def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
         "read_finished",
         lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": [], "client_loss": []}]),
     )
-    monkeypatch.setattr(study.store, "checksums", lambda run: (run, ""))
+    monkeypatch.setattr(study.store, "checksums", lambda run: ((run, ""), ""))
     frame = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
     assert {tuple(sorted(runs)) for runs in by_case(frame).values()} == {
         tuple((seed, partition) for seed in range(2) for partition in range(3))

@@ -36,7 +36,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.variant import choose
 from jaxfl.registry import METHODS
-from jaxfl.runs.promises import rates, whole_round, with_rates
+from jaxfl.runs.trial import rates, whole_round, with_rates
 from methods.cases import CASES, Case, short
 from methods.rounds import alike, billed, federated, initial, mlp
 
