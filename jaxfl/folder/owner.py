@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from jaxfl.errors import JaxflError
 from jaxfl.folder.store import LOCK, OWNER, TURN
-from jaxfl.machine.files import writes
+from jaxfl.machine.files import reads, writes
 from jaxfl.machine.processes import is_first
 
 PATIENCE = 0.1  # seconds: `is_owned` locks the file for a moment
@@ -35,7 +35,7 @@ def owned(folder: Path) -> Iterator[None]:
     Raises:
       JaxflError: if another process owns it, or it cannot be written.
     """
-    if folder in _taken and _is_there(folder, _taken[folder]):
+    if folder in _taken and reads(_is_there)(folder, _taken[folder]):
         yield
         return
     lock = FileLock(folder / LOCK, timeout=PATIENCE, thread_local=False)

@@ -24,14 +24,12 @@ only the first reads and writes the folder, and broadcasts what it has read. But
 and each writes its shard of what is divided among them.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +40,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.folder.records import Code, Command, Config, End, Result, Round, as_type
+from jaxfl.folder.records import Code, Config, Result, Round, as_type
 from jaxfl.machine.files import (
     as_json,
     below,
@@ -50,7 +48,6 @@ from jaxfl.machine.files import (
     replacing,
     require_utf8,
     unfinished,
-    write_texts,
     writes,
 )
 from jaxfl.machine.processes import on_first_process
@@ -149,7 +146,7 @@ def lengthen(folder: Path, config: Config, rounds: int) -> None:
       config: configuration with more rounds; checkpoints stay marked with the first number.
       rounds: number of rounds done that are kept.
     """
-    old = _read_json(folder / CONFIG, Config)
+    old = read_json(folder / CONFIG, Config)
     (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result counts as stopped
     kept = trim(folder, rounds)
     for record in kept:
@@ -166,7 +163,7 @@ def change(folder: Path, option: str, value: Any) -> Config:
     Returns:
       The new configuration.
     """
-    old = _read_json(folder / CONFIG, Config)
+    old = read_json(folder / CONFIG, Config)
     first, options = {BEGUN[option]: old["options"].get(option)}, old["options"] | {option: value}
     config = as_type(Config, {**first, **old, "options": options})
     with replacing(folder / CONFIG) as file:
@@ -213,98 +210,18 @@ def file_name(label: str) -> str:
     return f"{begins}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
-def report_folder(folders: list[Path]) -> Path:
-    """Return where a report on some folders goes: into the folder if there is only one."""
-    return folders[0] if len(folders) == 1 else free_folder("report")
-
-
 @reads
 def holds(folder: Path, name: str) -> bool:
     """Return whether a folder holds the file `name`."""
     return (folder / name).exists()
 
 
-@reads
-def runs_in(folder: Path) -> list[Path]:
-    """Return the folders of a comparison's runs, finished or not."""
-    return [path.parent for path in sorted(folder.glob(f"*/seed-*/{CONFIG}"))]
-
-
-@writes
-def keep_command(folder: Path, asked: dict) -> None:
-    """Write what a comparison was asked for, which begins or goes on: its last end counts no more."""
-    (folder / END).unlink(missing_ok=True)
-    write_texts(folder, {COMMAND: as_json(asked).decode()})
-
-
-@writes
-def discard_command(folder: Path) -> None:
-    """Remove the folder of a comparison of which no run has begun."""
-    (folder / COMMAND).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # there is none, or it holds something else
-        folder.rmdir()
-
-
-@reads
-def read_command(folder: Path) -> Command:
-    """Return what a comparison was asked for, see `jaxfl.grid.compare.resume`.
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read a file of a folder whose values must fit a type of `jaxfl.folder.records`.
 
     Raises:
-      JaxflError: if the folder does not hold that, or the file is damaged.
+      JaxflError: if it is missing or damaged.
     """
-    return _read_json(folder / COMMAND, Command)
-
-
-@reads
-def finished_below(folder: Path) -> bool:
-    """Return whether any run in a folder or below has finished."""
-    return any(below(folder, RESULT))
-
-
-@reads
-def end_of(folder: Path) -> End:
-    """Return how a comparison last ended; only that nothing has failed while it goes on."""
-    return _read_json(folder / END, End) if (folder / END).exists() else End(failures=[])
-
-
-@reads
-def finished_in(folders: list[Path]) -> list[Path]:
-    """Return the folders of all finished runs in some folders or below, each once.
-
-    They are in the order of the given folders. Within one, they are in the order in which its comparison
-    names the methods, or else in the order in which they began.
-
-    Raises:
-      JaxflError: if one of the given folders has none.
-    """
-    ended, places = {}, {}
-
-    def place(run):
-        comparison = run.parent.parent
-        if comparison not in places:
-            places[comparison] = []
-            with contextlib.suppress(JaxflError):  # it may be damaged while results are not
-                places[comparison] = _read_json(comparison / END, End).get("order", [])
-        order, config = places[comparison], run / CONFIG
-        known = order.index(run.parent.name) if run.parent.name in order else len(order)
-        return known, config.stat().st_mtime if config.exists() else 0.0, run
-
-    for folder in folders:
-        found = sorted({path.parent.resolve() for path in below(folder, RESULT)}, key=place)
-        if not found:
-            raise JaxflError(f"There is no finished run in {folder}.")
-        ended |= dict.fromkeys(found)
-    return list(ended)
-
-
-@reads
-def unfinished_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the folders of runs in some folders or below that have begun, but not finished."""
-    begun = {path.parent for folder in folders for path in below(folder, PARTITION)}
-    return sorted(run for run in begun if (run / CONFIG).exists() and not (run / RESULT).exists())
-
-
-def _read_json(path: Path, kind: type[T]) -> T:
     if not path.is_file():
         if (path.parent / STUDY).exists():
             raise JaxflError(f"{path.parent} is a study; name a comparison in it, or read its runs.csv.")
@@ -334,7 +251,7 @@ def read_config(folder: Path) -> Config:
     if not (folder / CONFIG).exists() and unfinished(folder / CONFIG).exists():
         raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
     _refuse_links(folder)
-    return _read_json(folder / CONFIG, Config)
+    return read_json(folder / CONFIG, Config)
 
 
 def _refuse_links(folder: Path) -> None:
@@ -356,12 +273,6 @@ def inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def devices_below(folder: Path) -> int | None:
-    """Return the most devices that runs in a folder or below have; None if none is known."""
-    runs = (path.parent for path in below(folder, CONFIG))
-    return max(filter(None, (read_config(run)["options"].get("devices") for run in runs)), default=None)
-
-
 @reads
 def checksums(folder: Path) -> tuple[tuple, str]:
     """Return the checksums of a run's data, labels and images, and that of its partition.
@@ -380,7 +291,7 @@ def read_finished(folder: Path) -> tuple[Result, list[Round]]:
     Raises:
       JaxflError: if one of them is missing or damaged.
     """
-    result, metrics = _read_json(folder / RESULT, Result), read_metrics(folder)
+    result, metrics = read_json(folder / RESULT, Result), read_metrics(folder)
     if not 0 < len(metrics) == result["rounds"]:
         known = f"{len(metrics)} of {result['rounds']} rounds can be read"
         raise JaxflError(

@@ -12,7 +12,7 @@ from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
-from jaxfl.folder import store
+from jaxfl.folder import several_runs, store
 from jaxfl.folder.config import at_own_default, experiment
 from jaxfl.folder.moved_paths import moved
 from jaxfl.folder.records import Config, Result, Round
@@ -111,7 +111,7 @@ def read(folders: Sequence[Path], target: Sequence[float] = (), select: str = "l
       JaxflError: if a folder has no finished run, a run is damaged, or two differ only in their folders and
         accuracies.
     """
-    folders = store.finished_in(list(folders))
+    folders = several_runs.finished_in(list(folders))
     configs = [moved(folder, store.read_config(folder), code=True) for folder in folders]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
     crossed = _crossed([experiment(config) for config in configs], draws)

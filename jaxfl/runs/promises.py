@@ -224,7 +224,7 @@ def needs_only_its_cohort(trial: Trial) -> str | None:
     algorithm, hyper = trial.algorithm, traced(trial.variant.config)
     if algorithm.host or algorithm.prepare:  # refused there
         return None
-    federation, outcomes = on_host(trial.federation), []
+    federation, rounds = on_host(trial.federation), []
     try:
         state = jax.device_get(trial.state)
         kept = host_state.taken_over(algorithm.init, jax.random.key(0), federation, hyper, state)
@@ -237,10 +237,11 @@ def needs_only_its_cohort(trial: Trial) -> str | None:
             state = jax.tree.map(
                 lambda owner, leaf: leaf if owner == host_state.SERVER else leaf[1:], kept.owners, done.state
             )
-            outcomes.append(done._replace(state=state))
+            rounds.append(done._replace(state=state))
     except BeyondCohort:
         return None
-    return _apart(*outcomes, "{} of a round depends on clients that are not in its cohort" + SAY_SO)
+    one, other = rounds
+    return _apart(one, other, "{} of a round depends on clients that are not in its cohort" + SAY_SO)
 
 
 def counts_what_is_sent(trial: Trial) -> str | None:

@@ -36,7 +36,7 @@ from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
 from jaxfl.errors import JaxflError
-from jaxfl.folder import checkpoint, owner, store
+from jaxfl.folder import checkpoint, owner, several_runs, store
 from jaxfl.folder import code as code_of_runs
 from jaxfl.folder import config as config_of_runs
 from jaxfl.folder.variant import choose
@@ -563,14 +563,14 @@ def test_a_run_that_another_command_has_made_meanwhile_is_not_taken_for_ours(
     dataset, tmp_path, capsys, monkeypatch
 ):
     words = ["compare", "fedavg", *dataset, *PLAIN, "--run-dir", tmp_path / "compared"]
-    keep = store.keep_command
+    keep = several_runs.keep_command
 
     def meanwhile(*arguments):  # after the folder has been checked
-        monkeypatch.setattr(store, "keep_command", keep)
+        monkeypatch.setattr(several_runs, "keep_command", keep)
         cli.main([*map(str, words), "--lr", "0.2"])
         keep(*arguments)
 
-    monkeypatch.setattr(store, "keep_command", meanwhile)
+    monkeypatch.setattr(several_runs, "keep_command", meanwhile)
     sentence = refusal(capsys, *words)
     assert f"meanwhile made {tmp_path}/compared/fedavg/seed-3 with other options" in sentence
 
