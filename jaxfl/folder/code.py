@@ -1,7 +1,7 @@
 """Fingerprints of the code that computes a run: jaxfl and the user's own files.
 
-A run's configuration holds the code that
-began it. Another code that took over is in the metrics, at the first round that it computed.
+A run's configuration holds the code that began it. Another code that took over is in the metrics, at the
+first round that it computed.
 """
 
 import functools

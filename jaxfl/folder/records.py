@@ -28,12 +28,9 @@ def as_type(kind: type[T], value: Any) -> T:
 class Code(TypedDict):
     """Fingerprints of the code that computes a run, see `jaxfl.folder.code`."""
 
-    package: str
-    """of all files of jaxfl"""
-    files: dict[str, str | None]
-    """of the user's own files, by path"""
-    round: NotRequired[int]
-    """in a result: the first round that it computed"""
+    package: str  # of all files of jaxfl
+    files: dict[str, str | None]  # of the user's own files, by path
+    round: NotRequired[int]  # in a result: the first round that it computed
 
 
 if TYPE_CHECKING:
@@ -60,38 +57,34 @@ class Architecture(TypedDict):
 class DataSet(TypedDict):
     """The data set of a run, such that its models can be used without it."""
 
-    shape: list[int]
-    """of one, (H, W, C)"""
+    shape: list[int]  # of one, (H, W, C)
     dtype: str
-    mean: list[float]
-    """of each channel; images are normalised by it"""
+    mean: list[float]  # of each channel; images are normalised by it
     std: list[float]
-    public: int
-    """number of public images"""
+    public: int  # number of public images
     class_names: NotRequired[list[str]]
-    checksum: NotRequired[str]
-    """of all images in their order; runs of earlier versions have none"""
+    checksum: NotRequired[str]  # of all images in their order; runs of earlier versions have none
 
 
-class Config(TypedDict):
-    """A run's choices, and what it was begun with (config.json)."""
+class Chosen(TypedDict):
+    """A method with its options, as `jaxfl.folder.config.described` gives it."""
 
-    method: str | None
-    """finds it again; None for a Python object"""
+    method: str | None  # finds it again; None for a Python object
     label: str
     options: Options
-    begun_for: NotRequired[int]
-    """first values of rounds, devices and data_dir, which may change"""
+
+
+class Config(Chosen):
+    """A run's choices, and what it was begun with (config.json)."""
+
+    begun_for: NotRequired[int]  # first values of rounds, devices and data_dir, which may change
     begun_on: NotRequired[int | None]
     begun_in: NotRequired[str | None]
-    beyond_target: NotRequired[bool]
-    """it was made longer after it had stopped early"""
+    beyond_target: NotRequired[bool]  # it was made longer after it had stopped early
     models: list[Architecture]
     data: DataSet
-    starts: NotRequired[list[str]]
-    """from what weights architectures start, in words"""
-    environment: dict[str, Any]
-    """versions, device, and where the folder was"""
+    starts: NotRequired[list[str]]  # from what weights architectures start, in words
+    environment: dict[str, Any]  # versions, device, and where the folder was
     code: Code
 
 
@@ -108,25 +101,18 @@ class Score(TypedDict):
 class Accuracy(TypedDict):
     """Scores of all clients except newcomers, as fractions, see `jaxfl.results.scores.accuracy`."""
 
-    mean: float
-    """over clients"""
+    mean: float  # over clients
     std: float
     lowest: float
     worst_tenth: float
-    pooled: float
-    """over all test rows"""
+    pooled: float  # over all test rows
     macro_f1: float
-    validation: Known
-    """mean over clients, on validation rows"""
-    per_client: list[Known]
-    """by id; None for newcomers"""
+    validation: Known  # mean over clients, on validation rows
+    per_client: list[Known]  # by id; None for newcomers
     macro_f1_per_client: list[Known]
-    per_class: list[Known]
-    """over all rows of each class of the data set; None without rows"""
-    per_group: dict[str, float]
-    """mean over the clients of each architecture"""
-    scores: NotRequired[dict[str, Score]]
-    """what `--show` asks for"""
+    per_class: list[Known]  # over all rows of each class of the data set; None without rows
+    per_group: dict[str, float]  # mean over the clients of each architecture
+    scores: NotRequired[dict[str, Score]]  # what `--show` asks for
     confusion: NotRequired[list[list[int]]]
     """(C, C + 1), the number of all clients' test rows of a class (row) that their models take for a class
     (column), in the last column for none"""
@@ -137,8 +123,7 @@ class OfCohort(TypedDict):
 
     mean: float
     pooled: float
-    lead: NotRequired[float]
-    """of a teacher: over the clients' own models"""
+    lead: NotRequired[float]  # of a teacher: over the clients' own models
 
 
 class CohortScores(TypedDict):
@@ -150,78 +135,62 @@ class CohortScores(TypedDict):
     teacher: NotRequired[OfCohort]
 
 
-class OfNewcomers(TypedDict):
-    """Accuracy of newcomers: mean over them, pooled over their rows, and of each."""
+class OfNewcomers(OfCohort):
+    """Accuracy of newcomers."""
 
-    mean: float
-    pooled: float
     per_client: list[float]
 
 
-class Newcomers(TypedDict):
+class Sent(TypedDict):
+    """Bytes that clients sent and received."""
+
+    bytes_up: int
+    bytes_down: int
+
+
+class Newcomers(Sent):
     """What newcomers got in the round in which they joined, see `jaxfl.results.result.joined`."""
 
     clients: list[int]
-    bytes_up: int
-    bytes_down: int
     received: OfNewcomers
     trained: NotRequired[OfNewcomers]
     personal: OfNewcomers
 
 
-class Spent(TypedDict):
+class Spent(Sent):
     """What rounds cost."""
 
-    bytes_up: int
-    bytes_down: int
-    flops: float
-    simulated_seconds: NotRequired[float]
+    flops: float  # operations of clients' training and of the server's part, see `jaxfl.core.flops`
+    simulated_seconds: NotRequired[float | None]
+    """of the slowest client, or the deadline if the server waits for one in vain; if speeds are known"""
 
 
-class Round(TypedDict):
+class Round(Spent):
     """A line of metrics.jsonl. Whatever is per client has the order of `clients`."""
 
-    round: int
-    """from 1 on"""
-    loss: Known
-    """mean over the clients that trained and answered"""
-    bytes_up: int
-    bytes_down: int
-    flops: float
-    """sum of `client_flops` and the server's part, see `jaxfl.core.flops`"""
-    clients: list[int]
-    """ids of the round's cohort, ascending"""
+    round: int  # from 1 on
+    loss: Known  # mean over the clients that trained and answered
+    clients: list[int]  # ids of the round's cohort, ascending
     client_loss: list[Known]
     """None where it is not finite, the client has not trained, or its answer was lost"""
     client_bytes_up: list[int]
     client_bytes_down: list[int]
     client_flops: list[float]
-    """operations of training"""
     lost: NotRequired[list[int]]
     """ids of clients whose answers were lost, if some can be; a late client has spent what it could by the
     deadline"""
-    simulated_seconds: NotRequired[float]
-    """of the slowest client, or the deadline if the server waits for one in vain; if speeds are known"""
-    cohort: NotRequired[CohortScores]
-    """if asked for"""
-    findings: NotRequired[dict[str, Any]]
-    """of methods that have some"""
-    preparation: NotRequired[Spent]
-    """costs of a method before round 1, which count for that round"""
+    cohort: NotRequired[CohortScores]  # if asked for
+    findings: NotRequired[dict[str, Any]]  # of methods that have some
+    preparation: NotRequired[Spent]  # costs of a method before round 1, which count for that round
     accuracy: NotRequired[Accuracy]
     """of the deployed models, where evaluated; with the scores that `--show` asks for"""
-    received: NotRequired[Accuracy]
-    """of the models that clients receive"""
-    newcomers: NotRequired[Newcomers]
-    """in the last round"""
+    received: NotRequired[Accuracy]  # of the models that clients receive
+    newcomers: NotRequired[Newcomers]  # in the last round
     seconds: NotRequired[dict[str, float]]
     """compile, train, evaluate and write of the rounds since the evaluation before"""
-    together: NotRequired[int]
-    """number of runs in one program; the seconds of training are one run's part"""
-    code: NotRequired[Code]
-    """that took over in this round"""
-    devices: NotRequired[int]
-    """that share the clients from this round on"""
+    together: NotRequired[int]  # number of runs in one program; the seconds of training are one run's part
+    code: NotRequired[Code]  # that took over in this round
+    devices: NotRequired[int]  # that share the clients from this round on
 
 
 class Target(TypedDict):
@@ -234,7 +203,7 @@ class Target(TypedDict):
     simulated_seconds: Known
 
 
-class Result(TypedDict):
+class Result(Spent):
     """The summary of a run (result.json): scores of its last evaluation, and what all rounds cost."""
 
     method: str
@@ -247,35 +216,18 @@ class Result(TypedDict):
     """accuracy (mean over clients): last, mean of the last ten evaluations, best by validation accuracy, and
     best on test data, for comparison with papers that report that; if cohorts are scored, also their pooled
     accuracy before local training, mean of the last ten rounds (FedCMD's figure)"""
-    bytes_up: int
-    bytes_down: int
-    flops: float
-    simulated_seconds: Known
-    lost_answers: NotRequired[int | None]
-    """None if none can be lost"""
-    targets: NotRequired[dict[str, Target]]
-    """by the target's text"""
-    stopped: NotRequired[str | None]
-    """why it ended early; None if it did not"""
+    lost_answers: NotRequired[int | None]  # None if none can be lost
+    targets: NotRequired[dict[str, Target]]  # by the target's text
+    stopped: NotRequired[str | None]  # why it ended early; None if it did not
     findings: NotRequired[dict[str, Any] | None]
     seconds: dict[str, float]
     compilations: NotRequired[int]
-    code: list[Code]
-    """every code of the run, each with the first round that it computed"""
-    cohort: NotRequired[CohortScores]
-    """means over the last ten rounds that have them"""
+    code: list[Code]  # every code of the run, each with the first round that it computed
+    cohort: NotRequired[CohortScores]  # means over the last ten rounds that have them
     newcomers: NotRequired[Newcomers]
 
 
 # ---- comparisons
-
-
-class Chosen(TypedDict):
-    """A method with its options, as `jaxfl.folder.config.described` gives it."""
-
-    method: str | None
-    label: str
-    options: Options
 
 
 class Command(TypedDict):

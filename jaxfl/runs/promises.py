@@ -216,18 +216,23 @@ def leaves_the_absent_alone(trial: Trial) -> str | None:
 
 
 def needs_only_its_cohort(trial: Trial) -> str | None:
-    """Check that a round neither reads nor writes what belongs to clients outside its cohort, or says so.
+    """Check that nothing reads or writes what belongs to clients outside a round's cohort, or says so.
 
-    With --client-state host a round gets only its cohort and an invented client, the *stranger*. Two
-    different strangers must give the same round, and stay as they are.
+    With --client-state host a method gets only some clients and an invented one, the *stranger*. The initial
+    state must be the same, made for some clients at a time. Two different strangers must give the same round,
+    and stay as they are.
     """
     algorithm, hyper = trial.algorithm, traced(trial.variant.config)
     if algorithm.host or algorithm.prepare:  # refused there
         return None
     federation, rounds = on_host(trial.federation), []
+    key, state = jax.random.key(0), jax.device_get(trial.state)
     try:
-        state = jax.device_get(trial.state)
-        kept = host_state.taken_over(algorithm.init, jax.random.key(0), federation, hyper, state)
+        begun = host_state.initial(algorithm.init, key, federation, hyper).state
+        sentence = "state{} before the first round depends on which clients there are" + SAY_SO
+        if wrong := _apart(begun, algorithm.init(key, trial.federation, hyper), sentence):
+            return wrong
+        kept = host_state.taken_over(algorithm.init, key, federation, hyper, state)
         for stranger in STRANGERS:
             some = host_state.seen(kept, federation, cohort(federation, SOME), stranger)
             done = jax.device_get(trial.play(jax.random.key(2), *some))

@@ -282,28 +282,6 @@ def of_kept(state, f):
     return state._replace(kept=jax.tree.map(f, state.kept))
 
 
-def draws_by_place(returned, key, federation, hyper):
-    return of_kept(returned, lambda leaf: jax.random.normal(key, leaf.shape))
-
-
-def begins_with_rows(returned, key, federation, hyper):
-    rows = federation.groups[0].size.sum().astype(float)
-    return returned._replace(shared=jax.tree.map(lambda leaf: leaf + rows, returned.shared))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "words"),
-    [
-        (changed(init=draws_by_place), "What a client begins with depends on other"),
-        long(changed(init=begins_with_rows), "What the server begins with depends on which clients"),
-    ],
-)
-def test_methods_that_begin_with_others_are_refused_on_the_host(kept_on_host, cohorts, algorithm, words):
-    """Methods may use all clients' state only if all of it is on the devices."""
-    with pytest.raises(JaxflError, match=f"^{words}.* leave out --client-state host.$"):
-        list(simulate(as_programs(algorithm), kept_on_host, CONFIG, cohorts, KEY, 1, on_host=True))
-
-
 @pytest.mark.parametrize("shift", [None, Drawn(("noise",), (np.arange(5) / 5,), 0)])
 def test_a_window_has_only_the_images_of_its_clients(shift):
     """A window has its clients' images as they see them, the public ones, and one of the stranger."""

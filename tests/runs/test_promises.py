@@ -204,6 +204,28 @@ def receives_a_mixture(config):
     return right._replace(receive=receive)
 
 
+def begins_by_place(key, state, federation):
+    return state._replace(kept=jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), state.kept))
+
+
+def begins_with_rows(key, state, federation):
+    return moved(state, federation.groups[0].size.sum().astype(float))
+
+
+def begun(change):
+    """Return FedPer with a change of the state before its first round."""
+
+    def build(config):
+        right = METHODS["fedper"].build(config)
+
+        def init(key, federation, hyper):
+            return change(key, right.init(key, federation, hyper), federation)
+
+        return right._replace(init=init)
+
+    return Method("own", build, METHODS["fedper"].config, "a mistake")
+
+
 def bills_everybody(state, info, federation, cohort):
     return state, info._replace(up=jax.tree.map(lambda leaf: leaf + 1, info.up))
 
@@ -234,6 +256,8 @@ def nothing(state, info, federation, cohort):
         long(
             altered(touches_everybody), promises.leaves_the_absent_alone, "state.kept[0].params['classifier']"
         ),
+        long(begun(begins_by_place), promises.needs_only_its_cohort, "state.kept[0].params"),
+        long(begun(begins_with_rows), promises.needs_only_its_cohort, "state.shared[0].params"),
         (altered(reads_everybody), promises.needs_only_its_cohort, "state.shared[0].params"),
         long(altered(counts_rows), promises.needs_only_its_cohort, "depends on clients that are not in its"),
         long(altered(touches_everybody), promises.needs_only_its_cohort, "a round writes to clients that"),
