@@ -157,11 +157,16 @@ class Newcomers(Sent):
     personal: OfNewcomers
 
 
-class Spent(Sent):
-    """What rounds cost."""
+class Costs(Sent):
+    """Bytes and operations."""
 
-    flops: float  # operations of clients' training and of the server's part, see `jaxfl.core.flops`
-    simulated_seconds: NotRequired[float | None]
+    flops: float  # of clients' training and of the server's part, see `jaxfl.core.flops`
+
+
+class Spent(Costs):
+    """What a round cost, or what came before the first one."""
+
+    simulated_seconds: NotRequired[float]
     """of the slowest client, or the deadline if the server waits for one in vain; if speeds are known"""
 
 
@@ -203,7 +208,7 @@ class Target(TypedDict):
     simulated_seconds: Known
 
 
-class Result(Spent):
+class Result(Costs):
     """The summary of a run (result.json): scores of its last evaluation, and what all rounds cost."""
 
     method: str
@@ -216,6 +221,7 @@ class Result(Spent):
     """accuracy (mean over clients): last, mean of the last ten evaluations, best by validation accuracy, and
     best on test data, for comparison with papers that report that; if cohorts are scored, also their pooled
     accuracy before local training, mean of the last ten rounds (FedCMD's figure)"""
+    simulated_seconds: Known  # None if clients' speeds are unknown
     lost_answers: NotRequired[int | None]  # None if none can be lost
     targets: NotRequired[dict[str, Target]]  # by the target's text
     stopped: NotRequired[str | None]  # why it ended early; None if it did not
