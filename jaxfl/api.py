@@ -30,7 +30,7 @@ from jaxfl.core.training import Training
 from jaxfl.deployed import load as runs_by_folder
 from jaxfl.deployed.load import Loaded
 from jaxfl.errors import JaxflError
-from jaxfl.folder import store
+from jaxfl.folder import several_runs, store
 from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparing
 from jaxfl.grid import comparison
@@ -263,7 +263,7 @@ def report(
     given = {"target": target, "out": out, "against": against, "pictures": pictures}
     of_table = {"show": show, "hide": hide, "tune": tune, "select": select}
     checked = stated("jaxfl.report", Targets, Output, Shown, Columns, **of_table, **given)
-    to = checked.pop("out") or store.report_folder(folders)
+    to = checked.pop("out") or several_runs.report_folder(folders)
     return reports.report(folders, to, **checked)
 
 
@@ -289,7 +289,7 @@ def load(
     """
     folder = as_path(run_dir)
     how = stated("jaxfl.load", ChangedCode, Evaluation, changed_code=changed_code, round=round)
-    if not store.holds(folder, store.CONFIG) and store.runs_in(folder):
+    if not store.holds(folder, store.CONFIG) and several_runs.runs_in(folder):
         return comparison.load(folder, **how)
     return runs_by_folder.load(folder, **how)
 
@@ -311,7 +311,7 @@ def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
 
 def _start(devices: Any, run_dir: str | Path | None = None) -> None:
     """Let JAX start with a device for every core, as the command does, or as many as a run needs."""
-    before = store.devices_below(as_path(run_dir)) if run_dir else None
+    before = several_runs.devices_below(as_path(run_dir)) if run_dir else None
     start(cpu_devices(devices if isinstance(devices, int) else None, before))
 
 

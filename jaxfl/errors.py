@@ -31,8 +31,12 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"choose from {', '.join(known)}." if known else "there are none."
 
 
-def beyond_cohort(what: str) -> JaxflError:
-    """Return the error about something that needs all clients, not only a cohort: `jaxfl.core.host_state`."""
-    return JaxflError(
+class BeyondCohort(JaxflError):
+    """Something needs all clients, where there is only a cohort: `jaxfl.core.host_state`."""
+
+
+def beyond_cohort(what: str) -> BeyondCohort:
+    """Return the error about something that needs all clients."""
+    return BeyondCohort(
         f"{what}, but --client-state host keeps only a cohort in memory; leave out --client-state host."
     )

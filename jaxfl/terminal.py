@@ -24,6 +24,7 @@ from jaxfl.data.sources import Source, column, of_vectors
 from jaxfl.deployed.export import span
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
+from jaxfl.folder.records import Result, Round
 from jaxfl.machine.processes import is_first
 from jaxfl.results.frame import finished_run
 from jaxfl.results.report import tabulate
@@ -142,7 +143,7 @@ def few(names: Iterable[str]) -> str:
     return ", ".join(first[:5]) + (", ..." if len(first) > 5 else "")
 
 
-def print_result(result: dict, folder: Path) -> None:
+def print_result(result: Result, folder: Path) -> None:
     """Print the result of a run."""
     options = store.read_config(folder)["options"]
     run = finished_run(folder, (result["seed"], 0), result["method"], target=options.get("target", ()))
@@ -263,12 +264,12 @@ class Bar(Progress):
     def _completed(self) -> int:
         return self.before + sum(self.done.values())
 
-    def _kept(self, run: str, metrics: list[dict]) -> None:
+    def _kept(self, run: str, metrics: list[Round]) -> None:
         self.done[run] = metrics[-1]["round"]
         for bar in self.task_ids:
             self.update(bar, description=f"{run} is kept", completed=self._completed())
 
-    def _progressed(self, run: str, new: list[dict]) -> None:
+    def _progressed(self, run: str, new: list[Round]) -> None:
         last = new[-1]
         self.computed += last["round"] - self.done.get(run, new[0]["round"] - 1)
         self.done[run] = last["round"]

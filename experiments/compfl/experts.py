@@ -9,7 +9,7 @@ import csv
 import sys
 from pathlib import Path
 
-from jaxfl.folder import store
+from jaxfl.folder import several_runs, store
 
 EXPERTS = "lenet5", "cifar_small"
 
@@ -18,7 +18,7 @@ def main() -> None:
     """Print a line for each evaluation of each run, by method and seed."""
     lines = csv.writer(sys.stdout, lineterminator="\n")
     lines.writerow(["method", "seed", "round", *EXPERTS])
-    for run in store.runs_in(Path(sys.argv[1])):
+    for run in several_runs.runs_in(Path(sys.argv[1])):
         config = store.read_config(run)
         for record in store.read_metrics(run):
             if "accuracy" in record:

@@ -38,7 +38,7 @@ from jaxfl.core.training import Training
 from jaxfl.data import partition_formats
 from jaxfl.deployed.load import load
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.folder import store
+from jaxfl.folder import several_runs, store
 from jaxfl.folder.config import restore_setup, training_of
 from jaxfl.folder.partition_files import save_partition
 from jaxfl.folder.variant import Variant, choose, variant_of
@@ -229,7 +229,7 @@ def _resume(arguments: list[str]) -> None:
     _join(processes)
     folder, options = as_path(name), vars(continuation) | vars(code) | vars(limit)
     if store.holds(folder, store.COMMAND):
-        asked = store.read_command(folder)
+        asked = several_runs.read_command(folder)
         with Bar() as bar:
             made = comparisons.resume(folder, log=logs.log, observer=bar.observer, **options)
         labels = [method["label"] for method in asked["methods"]]
@@ -280,7 +280,7 @@ def _report(arguments: list[str]) -> None:
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [as_path(word) for word in named]
-    out = output.out or store.report_folder(folders)
+    out = output.out or several_runs.report_folder(folders)
     options = {"target": targets.target, "pictures": output.pictures, **vars(shown), **vars(columns)}
     print_table(reports.report(folders, out, **options), out)
 

@@ -18,7 +18,7 @@ from jaxfl.cli.commands import COMMANDS, study_path
 from jaxfl.cli.words import expand
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.folder import store
+from jaxfl.folder import several_runs
 from jaxfl.grid.study_file import usual_folder
 from jaxfl.machine.environment import versions
 from jaxfl.machine.files import cache_folder
@@ -104,7 +104,7 @@ def devices_of(arguments: list[str]) -> int:
                 processes = int(os.environ["SLURM_NTASKS"] if value == "auto" else value)  # where JAX asks
             elif word in ("resume", "--from", "--run-dir") or (word == "study" and "--run-dir" not in words):
                 folder = usual_folder(study_path(value)) if word == "study" else Path(value)
-                before = max(filter(None, [before, store.devices_below(folder)]), default=None)
+                before = max(filter(None, [before, several_runs.devices_below(folder)]), default=None)
     return cpu_devices(asked, before, processes)
 
 

@@ -21,9 +21,7 @@ from jaxfl.data.federation import Federation
 from jaxfl.machine.processes import agree
 
 
-def advance(
-    job: Job, first: int, end: int, keys: Streams, state: Any, probed: bool
-) -> tuple[Any, list[list[Report]]]:
+def advance(job: Job, first: int, end: int, keys: Streams, state: Any) -> tuple[Any, list[list[Report]]]:
     """Play rounds first..end-1 of all runs of a job.
 
     Args:
@@ -32,13 +30,12 @@ def advance(
       end: number behind the last one.
       keys: streams of a single run, or of several with a leading axis.
       state: between rounds, of several runs with a leading axis; donated, or written in place.
-      probed: whether rounds in windows are checked for reading absent clients, see `host_state.alike`.
 
     Returns:
       The state after the rounds, and for each run one report per round, with NumPy leaves.
     """
     if job.on_host:
-        return _in_windows(job, first, end, keys, state, probed)
+        return _in_windows(job, first, end, keys, state)
     if job.programs.algorithm.host:
         return _one_by_one(job, first, end, keys, state)
     runs, cohorts = len(job.keys), together([of_rounds(of_run, first, end) for of_run in job.cohorts])
@@ -60,12 +57,12 @@ def _program(job: Job, keys: Streams) -> Callable:
 
 
 def _in_windows(
-    job: Job, first: int, end: int, keys: Streams, state: host_state.OnHost, probed: bool
+    job: Job, first: int, end: int, keys: Streams, state: host_state.OnHost
 ) -> tuple[host_state.OnHost, list[list[Report]]]:
     """Play rounds of a single run whose clients' state is in the host's memory, see `advance`."""
     rounds = [(cohort_of(job, t), conditions_of(job, t, t + 1)) for t in range(first, end)]
     play = _program(job, keys)
-    state, reports = host_state.rounds_in_windows(play, state, job.federation, rounds, probed)
+    state, reports = host_state.rounds_in_windows(play, state, job.federation, rounds)
     return state, [[report for of_round in reports for report in _per_round(of_round)]]
 
 

@@ -80,15 +80,14 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
     going = range(runs)
     for first in range(start, job.rounds, job.eval_every):
         end, passed = min(first + job.eval_every, job.rounds), _stopwatch(programs)
-        probed = job.on_host and first == start
-        state, reports = advance(job, first, end, keys, state, probed)
+        state, reports = advance(job, first, end, keys, state)
         trained, chunks = passed() / runs, {}
         for i in going:
             its_own = (
                 state if runs == 1 else federation.place(programs.of_run(state, federation, np.int32(i)))
             )
             score_key = run_of(keys.scores, i, runs)
-            chunk = _scored(job, i, score_key, first, its_own, reports[i], trained, probed)
+            chunk = _scored(job, i, score_key, first, its_own, reports[i], trained)
             if first == start:
                 spent = seconds[i] + chunk.train_seconds
                 chunk = chunk._replace(preparation=preparations[i], train_seconds=spent)
@@ -155,7 +154,7 @@ def _stopwatch(programs: Programs) -> Callable[[], float]:
     return lambda: time.perf_counter() - begun - (programs.seconds - compiled)
 
 
-def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float, probed: bool) -> Chunk:
+def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: float) -> Chunk:
     """Return the `Chunk` of rounds from their state and reports: look for divergence, score all clients."""
     federation = job.federation
     diverged = _first_infinite_loss(reports, first, job.cohorts[i], federation)
@@ -163,7 +162,7 @@ def _scored(job: Job, i: int, key, first: int, state, reports, train_seconds: fl
         done = reports[: diverged[0] - first + 1]
         return Chunk(first, host_state.all_of(state), done, None, train_seconds, 0.0, diverged)
     last, passed = first + len(reports) - 1, _stopwatch(job.programs)
-    scores = evaluate(job.programs, federation, state, key, last, job.rounds, probed, job.likely)
+    scores = evaluate(job.programs, federation, state, key, last, job.rounds, job.likely)
     diverged = _first_infinite_score(scores["personal"], last, federation)
     scores = None if diverged else scores
     return Chunk(first, host_state.all_of(state), reports, scores, train_seconds, passed(), diverged)
@@ -176,10 +175,9 @@ def evaluate(
     key,
     last: int,
     rounds: int,
-    probed: bool = False,
     likely: bool = False,
 ) -> dict[str, PerGroup]:
-    """Score all clients after round `last`, see `Chunk.scores`; `probed`: see `host_state.alike`."""
+    """Score all clients after round `last`, see `Chunk.scores`."""
     key, same = jax.random.fold_in(key, last), programs.personal is programs.received
 
     def scored(*arguments):
@@ -191,12 +189,7 @@ def evaluate(
         return jax.device_get(found)
 
     parts = in_parts(federation, last, rounds)
-    found = [
-        host_state.alike(scored, state, federation, part)
-        if probed and part is parts[0]
-        else scored(*host_state.seen(state, federation, part))
-        for part in parts
-    ]
+    found = [scored(*host_state.seen(state, federation, part)) for part in parts]
 
     def of_group(moment, g):
         of_parts = zip(parts, found, strict=True)

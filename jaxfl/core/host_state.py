@@ -1,9 +1,7 @@
 """Clients' state in host memory, of which a round gets its own clients' entries.
 
 A round or a scoring runs on the window of its clients, see `jaxfl.core.window`. A step that needs all clients
-calls `Federation.require_all`. To catch a step that secretly reads other clients, the first round and the
-first scoring run twice, each time with a different invented client, a *stranger*, in the window; the results
-must agree.
+calls `Federation.require_all`. That nothing else reads more is one of the promises of `jaxfl.runs.promises`.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +68,7 @@ def initial(init: Callable, key, federation: Federation, hyper: Any) -> OnHost:
     """Return the state before the first round, made for one part of the clients at a time, see `in_parts`.
 
     Raises:
-      JaxflError: if the method's state is not divided by clients, or depends on which clients are present.
+      JaxflError: if the method's state is not divided by clients.
     """
     owners, one = _form(init, key, federation, hyper)
 
@@ -78,24 +76,10 @@ def initial(init: Callable, key, federation: Federation, hyper: Any) -> OnHost:
         clients = 0 if owner == SERVER else len(federation.groups[owner].id)
         return np.empty((clients, *leaf.shape[1:]), leaf.dtype)
 
-    made, parts = OnHost(jax.tree.map(empty, owners, one), owners), in_parts(federation, 0, 1)
-    for part in parts:
+    made = OnHost(jax.tree.map(empty, owners, one), owners)
+    for part in in_parts(federation, 0, 1):
         window = around(federation, part)
         made = put_back(made, window, init(key, _beginning(federation, window), hyper))
-    lasts = (np.array([len(group.id) - 1], np.int32) for group in federation.groups)
-    last = tuple(Slots(index, np.ones(1, bool)) for index in lasts)
-    window = around(federation, replace(parts[0], groups=last))
-    alone = federation.fetch(init(key, _beginning(federation, window), hyper))
-    found = _entries(made, window)
-    expected = jax.tree.map(lambda o, leaf: () if o == SERVER else leaf, owners, alone)
-    if not _equal(*(jax.tree.map(lambda leaf: leaf[1:], of_last) for of_last in (found, expected))):
-        raise beyond_cohort("What a client begins with depends on other clients")
-    of_server = [
-        jax.tree.map(lambda o, leaf: leaf if o == SERVER else (), owners, state)
-        for state in (made.state, alone)
-    ]
-    if not _equal(*of_server):
-        raise beyond_cohort("What the server begins with depends on which clients there are")
     # Copied, because an array that occurs twice cannot be donated.
     copied = jax.tree.map(lambda o, leaf: jnp.copy(leaf) if o == SERVER else leaf, owners, made.state)
     return OnHost(copied, owners)
@@ -206,7 +190,6 @@ def rounds_in_windows(
     kept: OnHost,
     federation: Federation,
     rounds: Sequence[tuple[Cohort, Conditions]],
-    probed: bool,
 ) -> tuple[OnHost, list[Report]]:
     """Run rounds one by one, each on the window of its cohort.
 
@@ -217,19 +200,13 @@ def rounds_in_windows(
       kept: the state before these rounds.
       federation: all clients, `on_host`.
       rounds: for each round its cohort, and its conditions with a leading axis of length 1.
-      probed: whether the first round is computed with both strangers.
 
     Returns:
       The state after these rounds, and one report per round with a leading axis of length 1.
-
-    Raises:
-      JaxflError: if the first round reads or writes entries of clients that are not in its cohort.
     """
     reports, ahead = [], None
     for (cohort, conditions), following in zip(rounds, [*rounds[1:], None], strict=True):
         window, entries = ahead or _looked_up(kept, federation, cohort)
-        if probed and not reports:
-            _refuse_strangers(advance, kept, federation, cohort, conditions)
         state, report = advance(placed(kept, window, entries), *round_on(window, conditions))
         ahead = _looked_up(kept, federation, following[0]) if following else None  # while the devices compute
         kept = put_back(kept, window, state)
@@ -256,47 +233,3 @@ def _of_everyone(flops: Operations, federation: Federation, window: Window) -> O
         of_clients[:, rows[real]] = of_window[:, 1:][:, real]
         counted.append(of_clients)
     return flops._replace(clients=tuple(counted))
-
-
-# ---- strangers
-
-
-def alike(f: Callable, state: OnHost, federation: Federation, cohort: Cohort) -> Any:
-    """Return ``f(state, federation, cohort)`` of a window, which must not depend on the stranger.
-
-    Raises:
-      JaxflError: if it does.
-    """
-    first, second = (f(*seen(state, federation, cohort, stranger)) for stranger in STRANGERS)
-    if not _equal(first, second):
-        raise beyond_cohort("What clients receive or deploy depends on clients outside the cohort")
-    return first
-
-
-def _refuse_strangers(advance, kept: OnHost, federation: Federation, cohort: Cohort, conditions) -> None:
-    """Raise `JaxflError` if a round depends on the stranger, or writes to it."""
-    outcomes = []
-    for stranger in STRANGERS:
-        window = around(federation, cohort, stranger)
-        # Copied, because the round's state is donated.
-        state = jax.tree.map(jnp.copy, placed(kept, window, _entries(kept, window)))
-        state, report = advance(state, *round_on(window, conditions))
-        state = federation.fetch(state)
-        for owner, leaf in zip(jax.tree.leaves(kept.owners), jax.tree.leaves(state), strict=True):
-            if owner != SERVER and (leaf[0] != np.asarray(stranger).astype(leaf.dtype)).any():
-                raise beyond_cohort("A round writes to clients that are not in its cohort")
-        theirs = jax.tree.map(lambda o, leaf: leaf if o == SERVER else leaf[1:], kept.owners, state)
-        outcomes.append((theirs, jax.device_get(report)))
-    if not _equal(*outcomes):
-        raise beyond_cohort("A round depends on clients that are not in its cohort")
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two trees of arrays are equal, floats up to an accelerator's different rounding."""
-
-    def same(a, b):
-        if jnp.issubdtype(a.dtype, jnp.inexact):
-            return np.allclose(a.astype(float), b.astype(float), rtol=1e-4, atol=1e-4, equal_nan=True)
-        return np.array_equal(a, b)
-
-    return all(map(same, jax.tree.leaves(one), jax.tree.leaves(other)))

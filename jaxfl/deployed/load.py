@@ -17,6 +17,7 @@ from jaxfl.deployed.models import Models
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.config import restore_setup
+from jaxfl.folder.records import Config, Result, Round
 from jaxfl.folder.variant import Variant
 from jaxfl.machine.packages import optional
 from jaxfl.results.findings import over_rounds
@@ -58,9 +59,9 @@ class Loaded:
     """
 
     folder: Path
-    config: dict
-    metrics: list[dict]
-    result: dict | None
+    config: Config
+    metrics: list[Round]
+    result: Result | None
     variant: Variant | None = None
     changed_code: bool = False
     round: int | Literal["best"] | None = None

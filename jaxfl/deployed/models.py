@@ -21,6 +21,7 @@ from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, store
 from jaxfl.folder.config import restore, restore_setup
+from jaxfl.folder.records import Config, Round
 from jaxfl.folder.variant import Variant
 from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
@@ -264,14 +265,14 @@ class Opened(NamedTuple):
       record: metrics of the last round before the checkpoint.
     """
 
-    config: dict
+    config: Config
     variant: Variant
     setup: Setup
     federation: Federation
     partition: Partition
     images: Images
     state: Any
-    record: dict
+    record: Round
 
 
 class Models(Sequence[Deployed]):

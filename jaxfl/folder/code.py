@@ -1,7 +1,7 @@
 """Fingerprints of the code that computes a run: jaxfl and the user's own files.
 
-A code is {"package": fingerprint, "files": {path: fingerprint}}. A run's configuration holds the code that
-began it. Another code that took over is in the metrics, at the first round that it computed.
+A run's configuration holds the code that began it. Another code that took over is in the metrics, at the
+first round that it computed.
 """
 
 import functools
@@ -12,10 +12,11 @@ from jaxfl.config.own_code import helpers
 from jaxfl.errors import JaxflError
 from jaxfl.folder.config import own_objects
 from jaxfl.folder.moved_paths import moved_code
+from jaxfl.folder.records import Chosen, Code, Config, Round
 from jaxfl.machine.processes import on_first_process
 
 
-def present(config: dict) -> dict:
+def present(config: Config | Chosen) -> Code:
     """Return this process's code: jaxfl, the user's files in a configuration, and what these import.
 
     Call this when they are loaded: modules beside them count only if they have been imported.
@@ -27,7 +28,7 @@ def present(config: dict) -> dict:
     return {"package": _package(), "files": {str(path): _digest(path) for path in files}}
 
 
-def latest(folder: Path, config: dict, metrics: list[dict]) -> dict:
+def latest(folder: Path, config: Config, metrics: list[Round]) -> Code:
     """Return the code that computed the last of some rounds.
 
     Files that have moved with the run's folder have the paths where they are now.
@@ -36,14 +37,14 @@ def latest(folder: Path, config: dict, metrics: list[dict]) -> dict:
     return moved_code(folder, config, then)
 
 
-def history(config: dict, metrics: list[dict]) -> list[dict]:
+def history(config: Config, metrics: list[Round]) -> list[Code]:
     """Return all codes of a run, each with the first round that it computed."""
-    begun = [] if "code" in metrics[0] else [{"round": 1} | config["code"]]
-    return begun + [{"round": record["round"]} | record["code"] for record in metrics if "code" in record]
+    begun: list[Code] = [] if "code" in metrics[0] else [{"round": 1, **config["code"]}]
+    return begun + [{"round": record["round"], **record["code"]} for record in metrics if "code" in record]
 
 
 @on_first_process
-def same(then: dict, now: dict) -> bool:
+def same(then: Code, now: Code) -> bool:
     """Return whether a run's code is unchanged, so that no new code needs to be recorded.
 
     Call this when `now` has been loaded: the user's files are read again.
@@ -51,13 +52,13 @@ def same(then: dict, now: dict) -> bool:
     return then["package"] == now["package"] and not changed(then)
 
 
-def same_package(then: dict) -> bool:
+def same_package(then: Code) -> bool:
     """Return whether jaxfl itself is unchanged."""
     return then["package"] == _package()
 
 
 @on_first_process
-def refuse_changed(folder: Path, then: dict) -> None:
+def refuse_changed(folder: Path, then: Code) -> None:
     """Refuse to go on if the user's files have changed.
 
     Raises:
@@ -76,7 +77,7 @@ def refuse_changed(folder: Path, then: dict) -> None:
         )
 
 
-def changed(code: dict) -> list[str]:
+def changed(code: Code) -> list[str]:
     """Return the user's files that have changed."""
     return [path for path, then in code["files"].items() if then != _digest(Path(path))]
 

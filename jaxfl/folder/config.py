@@ -15,10 +15,11 @@ from jaxfl.data.partitioners import rule_of_test
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.records import Chosen, Config
 from jaxfl.folder.variant import Variant, variant_of
 
 
-def described(variant: Variant, setup: Setup) -> dict:
+def described(variant: Variant, setup: Setup) -> Chosen:
     """Return the choices as a run's configuration holds them, with absolute paths."""
     return {
         "method": variant.name,
@@ -72,7 +73,7 @@ def absolute(setup: Setup) -> Setup:
     )
 
 
-def restore(folder: Path, config: dict, changed_code: bool = False) -> tuple[Setup, Variant]:
+def restore(folder: Path, config: Config, changed_code: bool = False) -> tuple[Setup, Variant]:
     """Restore the setup and the variant that a run's configuration describes.
 
     Args:
@@ -90,6 +91,7 @@ def restore(folder: Path, config: dict, changed_code: bool = False) -> tuple[Set
         )
     setup = restore_setup(folder, config, changed_code)
     config = moved(folder, config, changed_code)
+    assert config["method"]
     method, _ = registry.method(config["method"])
     known, options = hints(Setup) | hints(method.config), config["options"]
     for name in options:
@@ -103,7 +105,7 @@ def restore(folder: Path, config: dict, changed_code: bool = False) -> tuple[Set
     return setup, found._replace(label=config["label"])
 
 
-def restore_setup(folder: Path, config: dict, changed_code: bool = False) -> Setup:
+def restore_setup(folder: Path, config: Config, changed_code: bool = False) -> Setup:
     """Restore the setup that a run's configuration describes, whatever its method is.
 
     Raises:
@@ -120,17 +122,17 @@ def restore_setup(folder: Path, config: dict, changed_code: bool = False) -> Set
     return setup
 
 
-def experiment(config: dict) -> dict:
+def experiment(config: Config | Chosen, beyond_target: bool = False) -> dict:
     """Return a run's method and options; runs that share them are repetitions with other seeds.
 
     Options newer than the run have their defaults. The user's code is not loaded for this.
     """
-    method = registry.METHODS.get(config["method"])
+    method = registry.METHODS.get(config["method"] or "")
     defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
     options = defaults | config["options"]
     partition = {name: options[name] for name in ("partition", "test", "test_fraction")}
     options["test"] = rule_of_test(PartitionOptions(**partition))  # earlier runs kept "auto"
-    if config.get("beyond_target", False):
+    if config.get("beyond_target", beyond_target):
         options |= {"stop_at_target": False, "patience": None}
     incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
     options = {name: value for name, value in options.items() if name not in incidental}
@@ -138,25 +140,25 @@ def experiment(config: dict) -> dict:
     return {"method": config["method"] or config["label"]} | options
 
 
-def at_own_default(config: dict) -> set[str]:
+def at_own_default(config: Config) -> set[str]:
     """Return the options of local training that a run has at its built-in method's own default."""
-    method = registry.METHODS.get(config["method"])
+    method = registry.METHODS.get(config["method"] or "")
     if method is None:
         return set()
     usual, own, options = _plain(vars(Training())), _plain(vars(method.config())), config["options"]
     return {name for name in usual if usual[name] != own[name] == options.get(name, own[name])}
 
 
-def training_of(config: dict) -> dict[str, Any]:
+def training_of(config: Config) -> dict[str, Any]:
     """Return the options of local training in which a run differs from its method's defaults."""
-    method = registry.METHODS.get(config["method"])
+    method = registry.METHODS.get(config["method"] or "")
     usual, options = _plain(vars(method.config() if method else Training())), config["options"]
     chosen = {name: options.get(name, usual[name]) for name in hints(Training)}
     chosen = {name: value for name, value in chosen.items() if value != usual[name]}
     return _restored(Training, chosen)
 
 
-def own_objects(config: dict) -> list[Path]:
+def own_objects(config: Config | Chosen) -> list[Path]:
     """Return the Python files of the user's methods, models, data sets, ... in a configuration."""
     values = [config["method"], *config["options"].values()]
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
@@ -164,7 +166,7 @@ def own_objects(config: dict) -> list[Path]:
     return list(dict.fromkeys(filter(None, files)))
 
 
-def _refuse_code_within(folder: Path, config: dict) -> None:
+def _refuse_code_within(folder: Path, config: Config) -> None:
     """Refuse code in the run folder, which may come from somebody else: it is read, and never executed."""
     for path, now in zip(own_objects(config), own_objects(moved(folder, config, code=True)), strict=True):
         if path != now:
@@ -180,7 +182,7 @@ def _refuse_code_within(folder: Path, config: dict) -> None:
             )
 
 
-def _require_same_floats(folder: Path, config: dict) -> None:
+def _require_same_floats(folder: Path, config: Config) -> None:
     """Refuse a run whose numbers are double where JAX's are single now, or the other way round."""
     then, now = config.get("environment", {}).get("float", "float32"), str(jnp.result_type(float))
     if then != now:

@@ -9,8 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from jaxfl.folder.records import Code, Config
 
-def moved(folder: Path, config: dict, code: bool = False) -> dict:
+
+def moved(folder: Path, config: Config, code: bool = False) -> Config:
     """Return a run's configuration with the paths that its files have now.
 
     Args:
@@ -23,20 +25,19 @@ def moved(folder: Path, config: dict, code: bool = False) -> dict:
     if roots is None:
         return config
     found = {name: _now(value, *roots, code) for name, value in config["options"].items()}
-    return config | {"method": _now(config["method"], *roots, code), "options": found}
+    return {**config, "method": _now(config["method"], *roots, code), "options": found}
 
 
-def moved_code(folder: Path, config: dict, then: dict) -> dict:
+def moved_code(folder: Path, config: Config, then: Code) -> Code:
     """Return a run's code, see `jaxfl.folder.code`, with the paths that its files have now."""
     roots = _roots(folder, config)
     if roots is None:
         return then
-    return then | {
-        "files": {_now(path, *roots, True): fingerprint for path, fingerprint in then["files"].items()}
-    }
+    files = {_now(path, *roots, True): fingerprint for path, fingerprint in then["files"].items()}
+    return {**then, "files": files}
 
 
-def _roots(folder: Path, config: dict) -> tuple[str, str] | None:
+def _roots(folder: Path, config: Config) -> tuple[str, str] | None:
     """Return the folders above a run's, then and now, up to where these differ; None if it has not moved."""
     begun, now = Path(config.get("environment", {}).get("folder", folder.resolve())), folder.resolve()
     if begun == now:

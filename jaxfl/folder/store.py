@@ -13,7 +13,7 @@ Its files are
     matrices/        an .npz per checkpoint, for methods that know about pairs of clients
     embeddings/      the same for methods that describe clients by vectors
     result.json      the summary, once the run has ended
-    owner.json       the process that runs it, while there is one
+    owner.json       the process that runs it, while there is one; owner.lock is locked by it
     curves.png, loss.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the
                      method's own pictures
     tensorboard/, wandb/  logs, if asked for
@@ -24,16 +24,14 @@ only the first reads and writes the folder, and broadcasts what it has read. But
 and each writes its shard of what is divided among them.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,7 +40,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.folder import schema
+from jaxfl.folder.records import Code, Config, Result, Round, as_type
 from jaxfl.machine.files import (
     as_json,
     below,
@@ -50,20 +48,20 @@ from jaxfl.machine.files import (
     replacing,
     require_utf8,
     unfinished,
-    write_texts,
     writes,
 )
 from jaxfl.machine.processes import on_first_process
 
+T = TypeVar("T")
 CONFIG, PARTITION, METRICS, RESULT = "config.json", "partition.npz", "metrics.jsonl", "result.json"
 STUDY = "study.csv"
 TOPOLOGY = "topology.txt"
 INITIAL = "initial.npz"
-OF_END = "newcomers"  # only in the metrics of a run's last round
 # Options that a run may change, and where its configuration keeps their first values.
 BEGUN = {"rounds": "begun_for", "devices": "begun_on", "data_dir": "begun_in"}
 LONGEST_NAME = 200  # bytes, of the 255 that file systems allow: endings are added
-OWNER, TURN, COMMAND, END = "owner.json", "turn.lock", "command.json", "comparison.json"
+OWNER, LOCK, TURN = "owner.json", "owner.lock", "turn.lock"
+COMMAND, END = "command.json", "comparison.json"
 CHECKPOINTS, CODE = "checkpoints", "code"
 ABOUT_CLIENTS = ("matrices", "embeddings")
 LOGS = ("tensorboard", "wandb")
@@ -91,7 +89,7 @@ def check_free(folder: Path) -> None:
 def _of_no_run(path: Path) -> bool:
     """Return whether a path is of a run about to begin, or killed before it had a configuration."""
     begun = [folder for folder in path.parents if unfinished(folder / CONFIG).exists()]
-    fits = path.is_dir() or path.name in (OWNER, TURN)
+    fits = path.is_dir() or path.name in (OWNER, LOCK, TURN)
     return fits or any(not (folder / CONFIG).exists() for folder in begun)
 
 
@@ -111,7 +109,7 @@ def create(folder: Path) -> None:
 
 @writes
 def begin(
-    folder: Path, config: dict, partition: Partition, source: Source, links: Any, initial: dict[str, Any]
+    folder: Path, config: Config, partition: Partition, source: Source, links: Any, initial: dict[str, Any]
 ) -> None:
     """Make the folder of a new run.
 
@@ -140,7 +138,7 @@ def begin(
 
 
 @writes
-def lengthen(folder: Path, config: dict, rounds: int) -> None:
+def lengthen(folder: Path, config: Config, rounds: int) -> None:
     """Let a run continue past its end.
 
     Args:
@@ -148,31 +146,33 @@ def lengthen(folder: Path, config: dict, rounds: int) -> None:
       config: configuration with more rounds; checkpoints stay marked with the first number.
       rounds: number of rounds done that are kept.
     """
-    old = _read_json(folder / CONFIG, schema.CONFIG)
+    old = read_json(folder / CONFIG, Config)
     (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result counts as stopped
     kept = trim(folder, rounds)
-    _replace_metrics(folder, [{name: record[name] for name in record if name != OF_END} for record in kept])
+    for record in kept:
+        record.pop("newcomers", None)
+    _replace_metrics(folder, kept)
     with replacing(folder / CONFIG) as file:
         file.write(as_json({BEGUN["rounds"]: old["options"]["rounds"]} | old | config))
 
 
 @writes
-def change(folder: Path, option: str, value: Any) -> dict:
+def change(folder: Path, option: str, value: Any) -> Config:
     """Change an option of `BEGUN` in a run's configuration, which keeps the first value as well.
 
     Returns:
       The new configuration.
     """
-    old = _read_json(folder / CONFIG, schema.CONFIG)
-    config = {BEGUN[option]: old["options"].get(option)} | old
-    config |= {"options": old["options"] | {option: value}}
+    old = read_json(folder / CONFIG, Config)
+    first, options = {BEGUN[option]: old["options"].get(option)}, old["options"] | {option: value}
+    config = as_type(Config, {**first, **old, "options": options})
     with replacing(folder / CONFIG) as file:
         file.write(as_json(config))
     return config
 
 
 @writes
-def keep_code(folder: Path, round_: int, code: dict) -> None:
+def keep_code(folder: Path, round_: int, code: Code) -> None:
     """Copy the user's files that compute a run from some round on."""
     paths = [Path(path) for path in code["files"]]
     root = os.path.commonpath([path.parent for path in paths]) if paths else ""
@@ -210,98 +210,18 @@ def file_name(label: str) -> str:
     return f"{begins}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
-def report_folder(folders: list[Path]) -> Path:
-    """Return where a report on some folders goes: into the folder if there is only one."""
-    return folders[0] if len(folders) == 1 else free_folder("report")
-
-
 @reads
 def holds(folder: Path, name: str) -> bool:
     """Return whether a folder holds the file `name`."""
     return (folder / name).exists()
 
 
-@reads
-def runs_in(folder: Path) -> list[Path]:
-    """Return the folders of a comparison's runs, finished or not."""
-    return [path.parent for path in sorted(folder.glob(f"*/seed-*/{CONFIG}"))]
-
-
-@writes
-def keep_command(folder: Path, asked: dict) -> None:
-    """Write what a comparison was asked for, which begins or goes on: its last end counts no more."""
-    (folder / END).unlink(missing_ok=True)
-    write_texts(folder, {COMMAND: as_json(asked).decode()})
-
-
-@writes
-def discard_command(folder: Path) -> None:
-    """Remove the folder of a comparison of which no run has begun."""
-    (folder / COMMAND).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # there is none, or it holds something else
-        folder.rmdir()
-
-
-@reads
-def read_command(folder: Path) -> dict:
-    """Return what a comparison was asked for, see `jaxfl.grid.compare.resume`.
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read a file of a folder whose values must fit a type of `jaxfl.folder.records`.
 
     Raises:
-      JaxflError: if the folder does not hold that, or the file is damaged.
+      JaxflError: if it is missing or damaged.
     """
-    return _read_json(folder / COMMAND, schema.COMMAND)
-
-
-@reads
-def finished_below(folder: Path) -> bool:
-    """Return whether any run in a folder or below has finished."""
-    return any(below(folder, RESULT))
-
-
-@reads
-def end_of(folder: Path) -> dict:
-    """Return how a comparison last ended: the failures of runs, ...; nothing while it goes on."""
-    return _read_json(folder / END, schema.END) if (folder / END).exists() else {}
-
-
-@reads
-def finished_in(folders: list[Path]) -> list[Path]:
-    """Return the folders of all finished runs in some folders or below, each once.
-
-    They are in the order of the given folders. Within one, they are in the order in which its comparison
-    names the methods, or else in the order in which they began.
-
-    Raises:
-      JaxflError: if one of the given folders has none.
-    """
-    ended, places = {}, {}
-
-    def place(run):
-        comparison = run.parent.parent
-        if comparison not in places:
-            places[comparison] = []
-            with contextlib.suppress(JaxflError):  # it may be damaged while results are not
-                places[comparison] = _read_json(comparison / END, schema.END).get("order", [])
-        order, config = places[comparison], run / CONFIG
-        known = order.index(run.parent.name) if run.parent.name in order else len(order)
-        return known, config.stat().st_mtime if config.exists() else 0.0, run
-
-    for folder in folders:
-        found = sorted({path.parent.resolve() for path in below(folder, RESULT)}, key=place)
-        if not found:
-            raise JaxflError(f"There is no finished run in {folder}.")
-        ended |= dict.fromkeys(found)
-    return list(ended)
-
-
-@reads
-def unfinished_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the folders of runs in some folders or below that have begun, but not finished."""
-    begun = {path.parent for folder in folders for path in below(folder, PARTITION)}
-    return sorted(run for run in begun if (run / CONFIG).exists() and not (run / RESULT).exists())
-
-
-def _read_json(path: Path, form: dict) -> dict:
     if not path.is_file():
         if (path.parent / STUDY).exists():
             raise JaxflError(f"{path.parent} is a study; name a comparison in it, or read its runs.csv.")
@@ -315,22 +235,14 @@ def _read_json(path: Path, form: dict) -> dict:
         if not path.parent.exists():
             raise JaxflError(f"There is no folder {path.parent}.")
         raise JaxflError(f"{path.parent} is not a run folder: it has no {path.name}.")
-    text = path.read_bytes()
     try:
-        value = json.loads(text)
+        return as_type(kind, json.loads(path.read_bytes()))
     except (RecursionError, ValueError) as error:
-        raise _damaged(path, error) from None
-    if not schema.fits(value, form):
-        raise _damaged(path, "entries are missing or of the wrong type")
-    return value
-
-
-def _damaged(path: Path, how: str | Exception) -> JaxflError:
-    return JaxflError(f"{path} is damaged ({how}); restore it from a copy.")
+        raise JaxflError(f"{path} is damaged ({error}); restore it from a copy.") from None
 
 
 @reads
-def read_config(folder: Path) -> dict:
+def read_config(folder: Path) -> Config:
     """Read a run's configuration.
 
     Raises:
@@ -339,7 +251,7 @@ def read_config(folder: Path) -> dict:
     if not (folder / CONFIG).exists() and unfinished(folder / CONFIG).exists():
         raise JaxflError(f"{folder} was stopped before it began; repeat the command that began it.")
     _refuse_links(folder)
-    return _read_json(folder / CONFIG, schema.CONFIG)
+    return read_json(folder / CONFIG, Config)
 
 
 def _refuse_links(folder: Path) -> None:
@@ -361,30 +273,25 @@ def inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def devices_below(folder: Path) -> int | None:
-    """Return the most devices that runs in a folder or below have; None if none is known."""
-    runs = (path.parent for path in below(folder, CONFIG))
-    return max(filter(None, (read_config(run)["options"].get("devices") for run in runs)), default=None)
-
-
 @reads
 def checksums(folder: Path) -> tuple[tuple, str]:
-    """Return what tells a run's data from others, labels and images, and the checksum of its partition."""
-    sample = read_config(folder)["data"].get("sample", [0.0])
-    moments = [f"{moment(sample):.4g}" for moment in (np.mean, np.std)]  # readers may differ by a grey level
+    """Return the checksums of a run's data, labels and images, and that of its partition.
+
+    The images' is None if an earlier version has begun the run.
+    """
     arrays = npz.read(folder / PARTITION, required=("checksum",))
     rows = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
-    return (int(arrays["checksum"]), *moments), rows.hexdigest()
+    return (int(arrays["checksum"]), read_config(folder)["data"].get("checksum")), rows.hexdigest()
 
 
 @reads
-def read_finished(folder: Path) -> tuple[dict, list[dict]]:
+def read_finished(folder: Path) -> tuple[Result, list[Round]]:
     """Read a finished run's result, and the metrics of all its rounds.
 
     Raises:
       JaxflError: if one of them is missing or damaged.
     """
-    result, metrics = _read_json(folder / RESULT, schema.RESULT), read_metrics(folder)
+    result, metrics = read_json(folder / RESULT, Result), read_metrics(folder)
     if not 0 < len(metrics) == result["rounds"]:
         known = f"{len(metrics)} of {result['rounds']} rounds can be read"
         raise JaxflError(
@@ -395,7 +302,7 @@ def read_finished(folder: Path) -> tuple[dict, list[dict]]:
 
 
 @writes
-def append_metrics(folder: Path, records: list[dict]) -> None:
+def append_metrics(folder: Path, records: list[Round]) -> None:
     """Append one line per round and flush it to the disk."""
     with (folder / METRICS).open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
@@ -427,7 +334,7 @@ def read_partition(folder: Path) -> Partition:
 
 
 @reads
-def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
+def read_metrics(folder: Path, rounds: int | None = None) -> list[Round]:
     """Read the records of the first `rounds` rounds, all by default.
 
     They end before a damaged line, which a crash has cut short or somebody has changed.
@@ -437,10 +344,10 @@ def read_metrics(folder: Path, rounds: int | None = None) -> list[dict]:
     records = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = as_type(Round, json.loads(line))
         except (RecursionError, ValueError):
             break
-        if not schema.fits(record, schema.ROUND) or record["round"] != len(records) + 1:
+        if record["round"] != len(records) + 1:
             break
         records.append(record)
     return records
@@ -451,7 +358,7 @@ def _number(path: Path) -> str:
 
 
 @writes
-def trim(folder: Path, rounds: int) -> list[dict]:
+def trim(folder: Path, rounds: int) -> list[Round]:
     """Drop what was written after `rounds` rounds, before a run continues from a checkpoint.
 
     Returns:
@@ -468,12 +375,12 @@ def trim(folder: Path, rounds: int) -> list[dict]:
     return kept
 
 
-def _replace_metrics(folder: Path, records: list[dict]) -> None:
+def _replace_metrics(folder: Path, records: list[Round]) -> None:
     with replacing(folder / METRICS) as file:
         file.writelines(f"{json.dumps(record)}\n".encode() for record in records)
 
 
-def fingerprint(config: dict) -> str:
+def fingerprint(config: Config) -> str:
     """Return a hash of a configuration: the method and all its options, as the run was begun."""
     options = dict(config["options"])
     for name, begun in BEGUN.items():

@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jaxfl.config import choices
 from jaxfl.config.setup import Setup, is_saved
 from jaxfl.deployed.load import load as open_run
 from jaxfl.errors import JaxflError
-from jaxfl.folder import store
+from jaxfl.folder import several_runs, store
 from jaxfl.folder.config import described, restore
 from jaxfl.folder.owner import in_turn, is_owned
 from jaxfl.folder.variant import Variant, provided
@@ -127,7 +128,7 @@ def compare(
         observer.said("All methods are left to other parts.")
     with follow, limited(max_seconds):
         try:
-            keep = partial(store.keep_command, folder, asked)
+            keep = partial(several_runs.keep_command, folder, asked)
             told = Watched(watch, observer)
             errors = execute(mine, setup, told, beside=planned, validates=validates, prepared=keep)
         except Interrupted as stopped:
@@ -149,7 +150,7 @@ def compare(
         if store.holds(run, store.CONFIG) and (run in finished or not store.holds(run, store.RESULT))
     ]
     if not opened:
-        store.discard_command(folder)
+        several_runs.discard_command(folder)
     return Comparison(folder, table, by_label(opened), failures)
 
 
@@ -175,7 +176,7 @@ def resume(
     Raises:
       JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.
     """
-    asked = store.read_command(folder)
+    asked: dict[str, Any] = dict(several_runs.read_command(folder))
     where = {"environment": asked.pop("environment")}
     methods = [restore(folder, where | method, changed_code) for method in asked.pop("methods")]
     (setup, _), *_ = methods
@@ -227,7 +228,7 @@ def _conclude(
     table = report(finished, folder, show, target, against, notes, **chosen) if finished else None
     # Where another process is at work, the comparison has not ended.
     at_work = any(is_owned(run) for run in planned if run not in finished)
-    if store.runs_in(folder) and not at_work:
+    if several_runs.runs_in(folder) and not at_work:
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
         end |= {"select": select, "tune": list(tune)}

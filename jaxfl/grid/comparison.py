@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxfl.deployed.load import Loaded
 from jaxfl.deployed.load import load as open_run
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.folder import store
+from jaxfl.folder import several_runs
 from jaxfl.results.paired import matching_label
 from jaxfl.results.report import table_of
 from jaxfl.results.table import Table
@@ -83,8 +83,8 @@ def load(folder: Path, changed_code: bool = False, round: Any = None) -> Compari
     Raises:
       JaxflError: if a run in it is damaged.
     """
-    opened = [open_run(run, changed_code, round) for run in store.runs_in(folder)]
-    return Comparison(folder, table_of(folder), by_label(opened), store.end_of(folder).get("failures", []))
+    opened = [open_run(run, changed_code, round) for run in several_runs.runs_in(folder)]
+    return Comparison(folder, table_of(folder), by_label(opened), several_runs.end_of(folder)["failures"])
 
 
 def by_label(opened: Sequence[Loaded]) -> Begun:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxfl.config.options import check_some, text
 from jaxfl.config.setup import PartitionOptions, RunOptions, Setup
 from jaxfl.errors import JaxflError
-from jaxfl.folder import code, store
+from jaxfl.folder import code, several_runs, store
 from jaxfl.folder.config import described, experiment
 from jaxfl.folder.moved_paths import moved
 from jaxfl.folder.variant import Variant, own_setup
@@ -97,8 +97,8 @@ def is_shorter(run: Path, entry: Planned) -> bool:
 def _differing(run: Path, entry: Planned) -> list[str]:
     """Describe each option in which a run differs from the plan."""
     begun = moved(run, store.read_config(run), code=True)
-    asked = described(*entry[:2]) | {"beyond_target": begun.get("beyond_target", False)}
-    then, now = experiment(begun), experiment(asked)
+    beyond = begun.get("beyond_target", False)
+    then, now = experiment(begun), experiment(described(*entry[:2]), beyond)
 
     def words(value):
         return text(tuple(value)) if isinstance(value, list) else text(value)
@@ -141,12 +141,12 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
       JaxflError: if it holds anything else, a run that differs otherwise from the plan, or, unless `beside`
         is true, a run outside of the plan.
     """
-    begun = store.runs_in(folder)
+    begun = several_runs.runs_in(folder)
     if not begun and not store.holds(folder, store.COMMAND):  # whose runs have been removed, or not begun
         try:
             store.check_free(folder)
         except JaxflError:
-            if not (begun := store.runs_in(folder)):  # of another part that begins at this moment
+            if not (begun := several_runs.runs_in(folder)):  # of another part that begins at this moment
                 raise
     for run in begun:
         if run not in planned:
@@ -175,7 +175,7 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
 
 def check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[[str], None]) -> None:
     """Refuse begun runs of changed user files, unless they may go on; warn of runs of other code."""
-    begun = [run for run in store.runs_in(folder) if run in planned]
+    begun = [run for run in several_runs.runs_in(folder) if run in planned]
     then = {run: code.latest(run, store.read_config(run), store.read_metrics(run)) for run in begun}
     if not changed_code:
         for run in begun:

@@ -10,6 +10,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import code, store
 from jaxfl.folder.config import described, restore, restore_setup
 from jaxfl.folder.owner import owned
+from jaxfl.folder.records import Result
 from jaxfl.folder.variant import Variant, own_setup, provided
 from jaxfl.grid.execute import Watched, execute
 from jaxfl.grid.plan import Planned
@@ -29,7 +30,7 @@ def run(
     saved: Path | None = None,
     max_seconds: float | None = None,
     observer: Observer = ONLY_WARNINGS,
-) -> tuple[Path, dict]:
+) -> tuple[Path, Result]:
     """Train one method.
 
     Args:
@@ -65,7 +66,7 @@ def repeat(
     seed: int | None = None,
     variant: Variant | None = None,
     **options,
-) -> tuple[Path, dict]:
+) -> tuple[Path, Result]:
     """Repeat an earlier run on its partition, perhaps with another seed or method; the rest is as in `run`.
 
     The user's own files are used as they are now; the observer is warned of the first that has changed.
@@ -97,7 +98,7 @@ def resume(
     changed_code: bool = False,
     max_seconds: float | None = None,
     observer: Observer = ONLY_WARNINGS,
-) -> dict:
+) -> Result:
     """Continue a run from its newest readable checkpoint up to which the metrics are complete.
 
     A finished run returns its result at once. If more rounds are asked for, it goes on, even past the target
@@ -160,7 +161,7 @@ def resume(
             return _alone(folder, Planned(variant, setup, further=rounds is not None), follow, observer)
 
 
-def _alone(folder: Path, entry: Planned, follow: Log, observer: Observer, **how) -> dict:
+def _alone(folder: Path, entry: Planned, follow: Log, observer: Observer, **how) -> Result:
     """Run a run that is alone to its end, and return its result.
 
     Raises:

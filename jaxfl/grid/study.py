@@ -37,7 +37,7 @@ from jaxfl.grid.study_file import (
 )
 from jaxfl.grid.study_table import as_runs, in_words, measures_of, tabulate, without_tuned
 from jaxfl.machine import files
-from jaxfl.results.frame import Frame, finished_run
+from jaxfl.results.frame import Frame, alike_in_data, finished_run
 from jaxfl.results.table import Table, written
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
@@ -158,7 +158,7 @@ def finished(study: Study, folder: Path) -> Frame:
                 if is_begun(run, entry) and store.holds(run, store.RESULT):
                     found = finished_run(run, draw, *case, setup.run.target, study.select)
                     frame.append(found._replace(metrics=[]))
-    return frame
+    return alike_in_data(frame)
 
 
 def _of_part(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Path, set[str]]:

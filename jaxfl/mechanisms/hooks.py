@@ -1,11 +1,11 @@
-"""Checks of hooks that authors pass to `jaxfl.mechanisms.sharing.sharing`; errors name the hook's line.
+"""What `jaxfl.mechanisms.sharing.sharing` expects of the hooks that authors pass; errors name a hook's line.
 
-Arguments are checked once. What a hook returns is checked by a function around it, made by `checking_...`, so
-that `sharing` reads without checks.
+`expect` checks a hook's arguments once, and by a *form* what each of its calls returns. A form is a function
+``(what the hook returned, *its arguments)`` -> what is wrong with it, in the words after the hook's name, or
+nothing.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,155 +17,123 @@ from jaxfl.core.training import Trained
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Weights
 
-
-def check_hooks(
-    keep: Callable, train: Callable, tune: Callable | None, memory: Any, extend: Callable
-) -> None:
-    """Refuse a hook that does not take the arguments that it will get.
-
-    Raises:
-      JaxflError: with the hook's line and these arguments.
-    """
-    for what, hook, *arguments in (
-        ("keep", keep, "model"),
-        ("train", train, "key", "participant"),
-        ("tune", tune, "key", "participant"),
-        ("extend", extend, "key", "model", "weights", "hyper"),
-        ("Memory.client", memory.client, "model", "shared", "hyper"),
-        ("Memory.server", memory.server, "model", "shared", "hyper"),
-        ("Memory.broadcast", memory.broadcast, "server"),
-        ("Memory.update", memory.update, "participant", "trained"),
-        ("Memory.aggregate", memory.aggregate, "shared", "server", "means", "hyper"),
-    ):
-        if hook is not None:
-            require_call(what, hook, *arguments)
+Form = Callable[..., str]
 
 
-def require_blocks(blocks: Any, known: Sequence[str], phases: Callable) -> None:
-    """Refuse a phase that trains blocks that the model does not have.
+def anything(made: Any, *_) -> str:
+    """Accept what a hook returns."""
+    return ""
+
+
+def expect(what: str, hook: Callable, *arguments: str, form: Form = anything) -> Callable:
+    """Return a hook whose results are checked.
+
+    Args:
+      what: the hook's name.
+      hook: perhaps the user's own.
+      *arguments: names of what it is called with.
+      form: what it must return.
 
     Raises:
-      JaxflError: with the line of the phases.
+      JaxflError: with the hook's line, if it takes other arguments; the hook raises it if its result does not
+        have the form.
     """
-    if not isinstance(blocks, tuple | list) or set(blocks) - set(known):
-        raise JaxflError(
-            f"{line_of(phases)}: a phase trains {blocks!r}, not a tuple of some of {', '.join(known)}, or "
-            "None for all."
-        )
+    require_call(what, hook, *arguments)
 
-
-def checking_predicate(keep: Callable) -> Callable:
-    """Return `keep`, whose result must be a function of a leaf's path that returns true or false."""
-
-    def predicate(made, path):
-        kept = made(path)
-        if not isinstance(kept, bool | np.bool_):  # None, if a return is forgotten
-            raise JaxflError(
-                f"{line_of(made)}: the function that keep returns gives {kept!r} for {path}; it must return "
-                "True or False."
-            )
-        return kept
-
-    def checked(model):
-        made = keep(model)
-        if not callable(made):
-            raise JaxflError(
-                f"{line_of(keep)}: keep returns {made!r}, not a function of a leaf's path, as in "
-                'lambda model: lambda path: path[1] == "classifier".'
-            )
-        return partial(predicate, made)
-
-    return checked
-
-
-def checking_trained(what: str, train: Callable) -> Callable:
-    """Return local training whose result must be a `Trained` with a model of the received one's form."""
-
-    def checked(key, participant):
-        made = train(key, participant)
-        if not isinstance(made, Trained):
-            kind = type(made).__name__
-            raise JaxflError(
-                f"{line_of(train)}: {what} returns a {kind}, not a Trained; descend returns one."
-            )
-        _require_form(f"{what}'s weights", made.weights, participant.received, train)
+    def checked(*given):
+        made = hook(*given)
+        require(what, hook, form, made, *given)
         return made
 
     return checked
 
 
-def checking_weights(extend: Callable) -> Callable:
-    """Return `extend`, whose result must be `Weights` of floats."""
-
-    def checked(key, model, weights, hyper):
-        made = extend(key, model, weights, hyper)
-        _require_weights("extend", made, extend)
-        return made
-
-    return checked
+def require(what: str, hook: Callable, form: Form, made: Any, *given: Any) -> None:
+    """Refuse what a hook has made, from the arguments `given`, if it does not have the form."""
+    if wrong := form(made, *given):
+        raise JaxflError(f"{line_of(hook)}: {what} {wrong}.")
 
 
-def checking_memories(update: Callable, aggregate: Callable) -> tuple[Callable, Callable]:
-    """Return `Memory.update` and `Memory.aggregate`: pairs; memories and models keep their form."""
-
-    def checked_update(participant, trained):
-        made = update(participant, trained)
-        remembered, message = _pair("Memory.update", made, update)
-        _require_form("Memory.update", remembered, participant.memory, update)
-        for name, dtype in _not_floats(message):
-            raise JaxflError(
-                f"{line_of(update)}: Memory.update sends a message{name} of {dtype}, but the server takes "
-                "the mean; make it float, as in trained.steps.astype(float)."
-            )
-        return remembered, message
-
-    def checked_aggregate(shared, server, means, hyper):
-        made = aggregate(shared, server, means, hyper)
-        after = _pair("Memory.aggregate", made, aggregate)
-        _require_weights("Memory.aggregate", after[0], aggregate)
-        _require_form("Memory.aggregate", after, (shared, server), aggregate)
-        return after
-
-    return checked_update, checked_aggregate
+def expect_keep(keep: Callable) -> Callable:
+    """Return `keep`, which must return a function of a leaf's path that returns true or false."""
+    checked = expect("keep", keep, "model", form=function_of_path)
+    return lambda model: expect("the function that keep returns", checked(model), "path", form=true_or_false)
 
 
-def _pair(what: str, made: Any, hook: Callable) -> tuple[Any, Any]:
-    """Return what a hook returned, as a pair.
-
-    Raises:
-      JaxflError: with the hook's line, if that is no pair.
-    """
-    if isinstance(made, Weights) or not isinstance(made, tuple | list) or len(made) != 2:
-        raise JaxflError(f"{line_of(hook)}: {what} returns a {type(made).__name__}, not a pair.")
-    return tuple(made)
+# ---- forms
 
 
-def _require_weights(what: str, made: Any, hook: Callable) -> None:
-    """Refuse a model that is not `Weights` of floats.
+def function_of_path(made: Any, model: Any) -> str:
+    """Accept a function of a leaf's path."""
+    example = 'lambda model: lambda path: path[1] == "classifier"'
+    return "" if callable(made) else f"returns {made!r}, not a function of a leaf's path, as in {example}"
 
-    Raises:
-      JaxflError: with the hook's line.
-    """
+
+def true_or_false(made: Any, path: Any) -> str:
+    """Accept a boolean; None, if a return is forgotten, is none."""
+    is_one = isinstance(made, bool | np.bool_)
+    return "" if is_one else f"gives {made!r} for {path}; it must return True or False"
+
+
+def some_of(known: Sequence[str]) -> Form:
+    """Return the form of a phase's blocks: some of these."""
+
+    def blocks(made: Any, *_) -> str:
+        fits = isinstance(made, tuple | list) and not set(made) - set(known)
+        return "" if fits else f"trains {made!r}, not a tuple of some of {', '.join(known)}, or None for all"
+
+    return blocks
+
+
+def trained(made: Any, key: Any, participant: Any) -> str:
+    """Accept a `Trained` with a model of the received one's form."""
+    if not isinstance(made, Trained):
+        return f"returns a {type(made).__name__}, not a Trained; descend returns one"
+    return _unlike(made.weights, participant.received)
+
+
+def weights(made: Any, *_) -> str:
+    """Accept `Weights` of floats."""
     if not isinstance(made, Weights):
-        raise JaxflError(
-            f"{line_of(hook)}: {what} returns a {type(made).__name__} as the model, not Weights "
-            "(weights._replace(params=...) makes them from new parameters)."
+        return (
+            f"returns a {type(made).__name__} as the model, not Weights (weights._replace(params=...) makes "
+            "them from new parameters)"
         )
     for name, dtype in _not_floats(made):
-        raise JaxflError(
-            f"{line_of(hook)}: {what} makes {name} {dtype}; weights are floats, to be trained and averaged."
+        return f"makes {name} {dtype}; weights are floats, to be trained and averaged"
+    return ""
+
+
+def memory_and_message(made: Any, participant: Any, trained: Any) -> str:
+    """Accept a memory of the former one's form, and a message of floats."""
+    if wrong := _no_pair(made) or _unlike(made[0], participant.memory):
+        return wrong
+    for name, dtype in _not_floats(made[1]):
+        return (
+            f"sends a message{name} of {dtype}, but the server takes the mean; make it float, as in "
+            "trained.steps.astype(float)"
         )
+    return ""
 
 
-def _require_form(what: str, made: Any, before: Any, hook: Callable) -> None:
-    """Refuse what a hook made if its form differs from the form before.
+def model_and_memory(made: Any, shared: Any, server: Any, *_) -> str:
+    """Accept shared leaves and a server's memory, each of the former one's form."""
+    return _no_pair(made) or weights(made[0]) or _unlike(tuple(made), (shared, server))
 
-    Raises:
-      JaxflError: with the hook's line and the first leaf that differs.
-    """
 
-    def form(weights):
-        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(weights)}
+# ---- parts of forms
+
+
+def _no_pair(made: Any) -> str:
+    is_pair = isinstance(made, tuple | list) and not isinstance(made, Weights) and len(made) == 2
+    return "" if is_pair else f"returns a {type(made).__name__}, not a pair"
+
+
+def _unlike(made: Any, before: Any) -> str:
+    """Say in which leaf a tree first differs in form from the one before."""
+
+    def form(tree):
+        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
     def seen(leaf):
         return "nothing" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
@@ -174,12 +142,12 @@ def _require_form(what: str, made: Any, before: Any, hook: Callable) -> None:
     for path in [*then, *now]:
         is_now, was = seen(now.get(path)), seen(then.get(path))
         if is_now != was:
-            raise JaxflError(
-                f"{line_of(hook)}: {what} makes {path or 'it'} {is_now}, which was {was}; it must keep its "
-                "form (tree.like leaves out what was not there)."
+            return (
+                f"makes {path or 'it'} {is_now}, which was {was}; it must keep its form (tree.like leaves "
+                "out what was not there)"
             )
-    if jax.tree.structure(made) != jax.tree.structure(before):
-        raise JaxflError(f"{line_of(hook)}: {what} makes other containers; it must keep their form.")
+    same = jax.tree.structure(made) == jax.tree.structure(before)
+    return "" if same else "makes other containers; it must keep their form"
 
 
 def _not_floats(tree: Any) -> list[tuple[str, Any]]:

@@ -35,15 +35,9 @@ from jaxfl.core.streams import EXTENSION
 from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
 from jaxfl.data.federation import Client
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms import hooks
 from jaxfl.mechanisms.each_architecture import each_architecture
-from jaxfl.mechanisms.hooks import (
-    check_hooks,
-    checking_memories,
-    checking_predicate,
-    checking_trained,
-    checking_weights,
-    require_blocks,
-)
+from jaxfl.mechanisms.hooks import expect
 from jaxfl.models.model import Model, Weights
 
 
@@ -238,7 +232,7 @@ def local_training(
         every = tuple(dict.fromkeys((*participant.model.names, *weights.params)))  # in order, added ones last
         for number, (blocks, epochs) in enumerate(phases(participant.model)):
             blocks = every if blocks is None else blocks
-            require_blocks(blocks, every, phases)
+            hooks.require("a phase", phases, hooks.some_of(every), blocks)
             trained = descend(
                 objective(participant, blocks),
                 weights,
@@ -353,13 +347,24 @@ def sharing(
         weights. They train and decay like the others, unless `phases` names fewer.
       predict: see `Predictor`.
     """
-    train = train or local_training(config)
+    train = expect("train", train or local_training(config), "key", "participant", form=hooks.trained)
+    keep = hooks.expect_keep(keep)
+    extend = expect("extend", extend, "key", "model", "weights", "hyper", form=hooks.weights)
     if isinstance(config, Averaging) and config.weighting == "uniform":
         memory = memory._replace(by_rows=False)
-    check_hooks(keep, train, tune, memory, extend)
-    keep, train = checking_predicate(keep), checking_trained("train", train)
-    extend = checking_weights(extend)
-    update, aggregate = checking_memories(memory.update, memory.aggregate)
+    remember = expect("Memory.client", memory.client, "model", "shared", "hyper")
+    begin = expect("Memory.server", memory.server, "model", "shared", "hyper")
+    broadcast = expect("Memory.broadcast", memory.broadcast, "server")
+    update = expect("Memory.update", memory.update, "participant", "trained", form=hooks.memory_and_message)
+    aggregate = expect(
+        "Memory.aggregate",
+        memory.aggregate,
+        "shared",
+        "server",
+        "means",
+        "hyper",
+        form=hooks.model_and_memory,
+    )
     if memory.client is not nothing and memory.update is no_message:
         raise JaxflError(
             f"{line_of(memory.client)}: Memory has client but no update, which returns the next memory "
@@ -374,12 +379,12 @@ def sharing(
         """Return ``f(key, Participant)`` and what a cohort's clients have, as `map_clients` takes them."""
 
         def client(key, client, common, own):
-            (shared, broadcast), (kept, remembered) = common, own
+            (shared, told), (kept, remembered) = common, own
             received = tree.combine(shared, kept)
-            broadcast = NOT_SENT if memory.broadcast is no_broadcast else broadcast
-            return f(key, Participant(client, received, remembered, broadcast, state.hyper))
+            told = NOT_SENT if memory.broadcast is no_broadcast else told
+            return f(key, Participant(client, received, remembered, told, state.hyper))
 
-        common = state.shared, memory.broadcast(state.server)
+        common = state.shared, broadcast(state.server)
         return client, common, (gather(state.kept, cohort), gather(state.memory, cohort))
 
     def init(key, federation, hyper):
@@ -387,8 +392,8 @@ def sharing(
         of_group = jax.random.fold_in(jax.random.fold_in(key, EXTENSION), number)
         weights = extend(of_group, model, initial_weights(key, federation), hyper)
         kept, shared = divide(model, weights)
-        remembered = federation.of_each(memory.client(model, shared, hyper), 0)
-        server = memory.server(model, shared, hyper)
+        remembered = federation.of_each(remember(model, shared, hyper), 0)
+        server = begin(model, shared, hyper)
         return State(hyper, shared, each_client(key, kept, federation), remembered, server)
 
     def receive(key, state, federation, cohort):
@@ -425,7 +430,7 @@ def sharing(
     if tune is None:
         return each_architecture(Algorithm(init, receive, step, receive, averaged=memory.averaged(step)))
 
-    tune = checking_trained("tune", tune)
+    tune = expect("tune", tune, "key", "participant", form=hooks.trained)
 
     def tuned(key, state, federation, cohort):
         def client(key, participant):

@@ -4,17 +4,19 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.folder.records import Round
 from jaxfl.machine.clock import Device
 
 SPENT = ("bytes_up", "bytes_down", "flops")
 
 
 def as_csv(
-    metrics: list[dict],
+    metrics: list[Round],
     federation: Federation,
     names: Sequence[str] = (),
     client_devices: PerGroup | None = None,
@@ -34,7 +36,8 @@ def as_csv(
       and what it sent, received and computed in them; how fast it is, if that is known. What happens before
       the first round is in no row.
     """
-    last, newcomers = metrics[-1], metrics[-1].get("newcomers", {"clients": []})
+    last = metrics[-1]
+    newcomers: Any = last.get("newcomers", {"clients": []})
     accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
     f1 = last["accuracy"]["macro_f1_per_client"]
     place = {client: i for i, client in enumerate(newcomers["clients"])}

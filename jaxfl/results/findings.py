@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from jaxfl.folder.records import Round
 
-def over_rounds(metrics: list[dict]) -> dict[str, dict[str, np.ndarray] | list]:
+
+def over_rounds(metrics: list[Round]) -> dict[str, dict[str, np.ndarray] | list]:
     """Return the findings of a run by name.
 
     Args:

@@ -12,9 +12,10 @@ from jaxfl.config.options import hints
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
-from jaxfl.folder import store
+from jaxfl.folder import several_runs, store
 from jaxfl.folder.config import at_own_default, experiment
 from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.records import Config, Result, Round
 from jaxfl.results.result import selected
 from jaxfl.results.target import by_target
 
@@ -33,15 +34,15 @@ class Entry(NamedTuple):
       result: the content of result.json, with the accuracies of a selected evaluation.
       metrics: that of metrics.jsonl.
       untrained: ids of clients that are scored but have a loss in no round, and how many clients are scored.
-      sums: checksums of the data set and of the partition.
+      sums: checksums of the data set and of the partition, see `jaxfl.folder.store.checksums`.
       folder: where it is.
     """
 
     method: str
     setting: Setting
     draw: Draw
-    result: dict
-    metrics: list[dict]
+    result: Result
+    metrics: list[Round]
     untrained: tuple[list[int], int]
     sums: tuple[Any, Any]
     folder: Path
@@ -86,11 +87,11 @@ def finished_run(
       JaxflError: if it is damaged, or has no validation rows to select by.
     """
     result, metrics = store.read_finished(folder)
-    result = selected(result, metrics, select) | {"targets": by_target(metrics, target)}
+    result: Result = {**selected(result, metrics, select), "targets": by_target(metrics, target)}
     return Entry(method, setting, draw, result, metrics, untrained(metrics), store.checksums(folder), folder)
 
 
-def untrained(metrics: list[dict]) -> tuple[list[int], int]:
+def untrained(metrics: list[Round]) -> tuple[list[int], int]:
     """Return which clients of a run are scored but have a loss in no round, and how many are scored."""
     known = {i for i, share in enumerate(metrics[-1]["accuracy"]["per_client"]) if share is not None}
     told = (zip(record["clients"], record["client_loss"], strict=True) for record in metrics)
@@ -110,7 +111,7 @@ def read(folders: Sequence[Path], target: Sequence[float] = (), select: str = "l
       JaxflError: if a folder has no finished run, a run is damaged, or two differ only in their folders and
         accuracies.
     """
-    folders = store.finished_in(list(folders))
+    folders = several_runs.finished_in(list(folders))
     configs = [moved(folder, store.read_config(folder), code=True) for folder in folders]
     draws = [(config["options"]["seed"], config["options"]["partition_seed"]) for config in configs]
     crossed = _crossed([experiment(config) for config in configs], draws)
@@ -122,7 +123,14 @@ def read(folders: Sequence[Path], target: Sequence[float] = (), select: str = "l
             raise JaxflError(
                 f"{folder} and {same.folder} are both {label} with the same seed; report one of them."
             )
-    return [*found.values()]
+    return alike_in_data([*found.values()])
+
+
+def alike_in_data(frame: Frame) -> Frame:
+    """Return runs told apart by their images only if all know their checksum, else by labels alone."""
+    if all(images is not None for (_, images), _ in (run.sums for run in frame)):
+        return frame
+    return [run._replace(sums=((run.sums[0][0], None), run.sums[1])) for run in frame]
 
 
 def _crossed(experiments: list[dict], draws: list[Draw]) -> bool:
@@ -141,7 +149,7 @@ def _crossed(experiments: list[dict], draws: list[Draw]) -> bool:
     return len(partition_seeds) > 1 and all(there == every for there in found.values())
 
 
-def labels(configs: Sequence[dict], crossed: bool = False) -> list[str]:
+def labels(configs: Sequence[Config], crossed: bool = False) -> list[str]:
     """Return the runs' labels, with the options that distinguish them.
 
     Seeds are left out, because they are averaged, and partition seeds `crossed` with them. Options that all

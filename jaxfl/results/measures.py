@@ -5,7 +5,7 @@ A new one is one entry in a table below: records, tables, studies, pictures and 
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,12 +51,12 @@ class Measure(NamedTuple):
     rows: Callable[["Rows"], float] | None = None
     validates: bool = False
 
-    def value(self, result: dict) -> float:
+    def value(self, result: Mapping[str, Any]) -> float:
         """Return it for a result, or for a record with scores; NaN if that has none."""
         amounts = [_at(result, path) for path in self.paths]
         return self.absent if None in amounts else self._shown(sum(amounts))
 
-    def clients(self, result: dict) -> list[float]:
+    def clients(self, result: Mapping[str, Any]) -> list[float]:
         """Return it for every client by id, NaN for newcomers; nothing if clients have no such value."""
         (*moment, last), *_ = self.paths
         each = _at(result, (*moment, "per_client")) if last == "mean" else None
@@ -245,7 +245,7 @@ COHORT = by_name(  # of the clients of a round
 )
 
 
-def class_names(results: Sequence[dict]) -> list[str]:
+def class_names(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the words or numbers of the classes, as many as any of some results has."""
     classes = max(len(result["accuracy"]["per_class"]) for result in results)
     first, *others = (result.get("class_names", []) for result in results)
@@ -302,7 +302,7 @@ def check_columns(show: Sequence[str]) -> None:
             raise JaxflError(f"There is no column {name!r}; {nearest(name, SHOWN)}")
 
 
-def columns(name: str, results: Sequence[dict]) -> list[Measure]:
+def columns(name: str, results: Sequence[Mapping[str, Any]]) -> list[Measure]:
     """Return the columns of a name in `SHOWN`."""
     if name == CONFUSION:
         return []  # it is a picture
@@ -312,7 +312,9 @@ def columns(name: str, results: Sequence[dict]) -> list[Measure]:
     return [(SCORES | COHORT | COSTS)[name]]
 
 
-def usual_columns(results: Sequence[dict], show: Sequence[str], hide: Collection[str]) -> list[Measure]:
+def usual_columns(
+    results: Sequence[Mapping[str, Any]], show: Sequence[str], hide: Collection[str]
+) -> list[Measure]:
     """Return what a table of runs shows.
 
     Args:

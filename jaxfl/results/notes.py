@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from jaxfl.folder.records import Result
 from jaxfl.results.frame import Case, Frame, by_case, words
 from jaxfl.results.measures import NEWCOMERS, Measure
 from jaxfl.results.paired import CONFIDENCE, Difference
@@ -90,7 +91,7 @@ def on_measures(frame: Frame, measures: Sequence[Measure]) -> list[str]:
     ]
 
 
-def _sends_nothing(result: dict) -> bool:
+def _sends_nothing(result: Result) -> bool:
     joined = result.get("newcomers")
     return joined is not None and joined["bytes_down"] == joined["bytes_up"] == 0
 
@@ -113,7 +114,7 @@ def on_untrained(untrained: Sequence[tuple[list[int], int]]) -> list[str]:
     ]
 
 
-def on_code(results: Mapping[str, Sequence[dict]]) -> list[str]:
+def on_code(results: Mapping[str, Sequence[Result]]) -> list[str]:
     """Return a note for each label whose runs ended with different versions of the user's own files."""
     notes = []
     for label, own in results.items():

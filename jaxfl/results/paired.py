@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.folder.records import Result
 from jaxfl.results.frame import Draw
 
 CONFIDENCE = 0.95
@@ -127,10 +128,10 @@ def interval(differences: Sequence[float] | np.ndarray, of: str) -> Difference:
 
 
 def paired(
-    ours: Mapping[Draw, dict],
-    others: Mapping[Draw, dict],
-    value: Callable[[dict], float],
-    clients: Callable[[dict], Sequence[float | None]] | None = None,
+    ours: Mapping[Draw, Result],
+    others: Mapping[Draw, Result],
+    value: Callable[[Result], float],
+    clients: Callable[[Result], Sequence[float | None]] | None = None,
 ) -> Difference:
     """Return how much one method's runs are above another's.
 

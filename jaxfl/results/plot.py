@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from jaxfl.data.pictures import MOST_NAMED, name_classes
+from jaxfl.folder.records import Round
 from jaxfl.results.findings import over_rounds
 from jaxfl.results.measures import PER_CLASS, SCORES
 from jaxfl.results.table import Cell, Table, alike
@@ -24,7 +25,7 @@ MOST_WRITTEN = 20  # classes with whose shares a confusion matrix has room for n
 MOST_LINKED = 200  # clients whose links fit in a picture
 
 
-def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
+def draw_curves(runs: dict[str, list[list[Round]]]) -> Figure:
     """Draw accuracy against rounds, against the bytes moved and, if known, against simulated time.
 
     Args:
@@ -60,7 +61,7 @@ def draw_curves(runs: dict[str, list[list[dict]]]) -> Figure:
     return figure
 
 
-def draw_loss(runs: dict[str, list[list[dict]]]) -> Figure | None:
+def draw_loss(runs: dict[str, list[list[Round]]]) -> Figure | None:
     """Draw the training loss against rounds, its mean over a round's clients; None without any.
 
     Args:
@@ -78,7 +79,7 @@ def draw_loss(runs: dict[str, list[list[dict]]]) -> Figure | None:
     return figure if any(np.isfinite(line.get_ydata()).any() for line in axes.lines) else None
 
 
-def _scored(seeds: list[list[dict]]) -> tuple[list[int], list[list[dict]]]:
+def _scored(seeds: list[list[Round]]) -> tuple[list[int], list[list[Round]]]:
     """Return the rounds that all seeds have scores of, and the records of these rounds for each."""
     scored = [[record for record in metrics if "accuracy" in record] for metrics in seeds]
     length = min(map(len, scored))
@@ -162,7 +163,7 @@ def _mark(number: int) -> dict:
 
 
 def draw_metrics(
-    runs: dict[str, list[list[dict]]], shown: Sequence[str], class_names: Sequence[str] = ()
+    runs: dict[str, list[list[Round]]], shown: Sequence[str], class_names: Sequence[str] = ()
 ) -> Figure | None:
     """Draw further scores of the deployed models against rounds, and every class at the last evaluation.
 
@@ -335,7 +336,7 @@ def _of_means(table: Table) -> list[str]:
     return [title for title, cell in zip(table.titles, first, strict=True) if isinstance(cell, Cell)]
 
 
-def draw_bytes(runs: dict[str, list[list[dict]]]) -> Figure | None:
+def draw_bytes(runs: dict[str, list[list[Round]]]) -> Figure | None:
     """Draw the megabytes that a whole run sends up and down, two bars for each label; None if there are none.
 
     Args:
@@ -363,7 +364,7 @@ def draw_bytes(runs: dict[str, list[list[dict]]]) -> Figure | None:
     return figure if any(megabytes) else None
 
 
-def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
+def draw_architectures(runs: dict[str, list[list[Round]]]) -> Figure | None:
     """Draw accuracy against rounds, a panel for each architecture; None if there is only one.
 
     Args:
@@ -395,15 +396,15 @@ def draw_architectures(runs: dict[str, list[list[dict]]]) -> Figure | None:
     return figure
 
 
-def _megabytes(record: dict) -> float:
+def _megabytes(record: Round) -> float:
     return (record["bytes_up"] + record["bytes_down"]) / 1e6
 
 
-def _simulated_seconds(record: dict) -> float:
+def _simulated_seconds(record: Round) -> float:
     return record.get("simulated_seconds", 0.0)
 
 
-def draw_findings(metrics: list[dict]) -> Figure | None:
+def draw_findings(metrics: list[Round]) -> Figure | None:
     """Draw a panel of lines over rounds for each finding ``{line: number}`` of a run; None without any."""
     panels = {name: lines for name, lines in over_rounds(metrics).items() if isinstance(lines, dict)}
     if not panels:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.config import choices
-from jaxfl.folder import store
+from jaxfl.folder import several_runs, store
+from jaxfl.folder.records import Result
 from jaxfl.machine import files
 from jaxfl.results import notes as said
 from jaxfl.results.frame import Frame, by_case, read
@@ -107,10 +108,12 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
     Raises:
       JaxflError: if a run is damaged, two differ only in their folders, or `against` is in no row.
     """
-    if not store.finished_below(folder):
+    if not several_runs.finished_below(folder):
         return None
-    asked = [store.read_config(run)["options"].get("target", ()) for run in store.finished_in([folder])]
-    end, targets = store.end_of(folder), list(dict.fromkeys(itertools.chain(*asked)))
+    asked = [
+        store.read_config(run)["options"].get("target", ()) for run in several_runs.finished_in([folder])
+    ]
+    end, targets = several_runs.end_of(folder), list(dict.fromkeys(itertools.chain(*asked)))
     select = end.get("select", "last")
     frame, tune = read([folder], targets, select), end.get("tune", ())
     return tabulate(frame, (), against, select, tune=tune, notes=_left_out([folder]))
@@ -118,12 +121,12 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
 
 def _left_out(folders: Sequence[Path]) -> list[str]:
     """Return a note if some runs in these folders have not finished."""
-    unfinished = store.unfinished_in(folders)
+    unfinished = several_runs.unfinished_in(folders)
     number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
     return [f"Left out: {number} not finished; the first is {unfinished[0]}."] if unfinished else []
 
 
-def _confused(results: Mapping[str, Sequence[dict]], show: Sequence[str]) -> dict[str, list[list[float]]]:
+def _confused(results: Mapping[str, Sequence[Result]], show: Sequence[str]) -> dict[str, list[list[float]]]:
     """Return the confusion matrix of each label, the mean over its runs, if they are to be shown."""
     found = {
         label: [result["accuracy"][CONFUSION] for result in own if CONFUSION in result["accuracy"]]

@@ -1,7 +1,7 @@
 """Per-round records and the result of a run: accuracies, bytes, operations, seconds."""
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -12,10 +12,11 @@ from jaxfl.core.rounds import Report
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.folder.code import history
+from jaxfl.folder.records import CohortScores, Config, Newcomers, Result, Round, Spent
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, teacher_accuracy
-from jaxfl.results.target import by_target, stops
+from jaxfl.results.target import by_target, stops, validations
 
 MOMENTS = ("received", "trained", "personal")  # of a round, at which clients' models can be scored
 
@@ -29,40 +30,20 @@ def records(
     together: int = 1,
     deadline: float | None = None,
     show: Collection[str] = (),
-) -> list[dict]:
+) -> list[Round]:
     """Return a chunk as one record per round; the last one holds the scores and the chunk's seconds.
 
-    They are the lines of metrics.jsonl:
-
-        round              from 1 on
-        clients            ids of the round's cohort, ascending; losses, bytes and the like are in their order
-        client_loss        None where it is not finite, the client has not trained, or its answer was lost
-        loss               mean over the clients that trained and answered
-        client_bytes_up, client_bytes_down
-                           and their sums, bytes_up and bytes_down
-        client_flops       operations of training; flops is their sum and the server's part, see
-                           `jaxfl.core.flops`
-        lost               ids of clients whose answers were lost, if some can be; a late client has spent
-                           what it could by the `deadline`, in simulated seconds
-        simulated_seconds  of the slowest client, or the deadline if the server waits for one in vain; only
-                           if it is known how fast clients are
-        cohort             scores of the round's cohort, if asked for
-        findings           of methods that have some
-        preparation        costs of a method before round 1, which count for that round
-        accuracy, received
-                           scores of all clients except newcomers, if evaluated, see
-                           `jaxfl.results.scores.accuracy`; `accuracy` with those that `show` asks for
-        seconds            of the chunk
-        together           number of runs in one program; the seconds of training are one run's part
+    `show` asks for further scores, and a late client has spent what it could by the `deadline`, in simulated
+    seconds.
     """
     lines = [
         _line(report, t, cohorts, federation, client_devices, deadline)
         for t, report in enumerate(chunk.reports, chunk.first)
     ]
     if chunk.preparation is not None:
-        before = _preparation(chunk.preparation, client_devices)
-        lines[0] |= {name: lines[0][name] + amount for name, amount in before.items()}
-        lines[0]["preparation"] = before
+        before, first = _preparation(chunk.preparation, client_devices), cast(dict[str, Any], lines[0])
+        first |= {name: first[name] + amount for name, amount in before.items()}
+        first["preparation"] = before
     if chunk.scores is not None:
         likely = chunk.scores.get("likely", ())
         lines[-1]["accuracy"] = accuracy(chunk.scores["personal"], federation, show, likely)
@@ -77,14 +58,14 @@ def records(
     return lines
 
 
-def _line(report: Report, t: int, cohorts, federation: Federation, client_devices, deadline) -> dict:
+def _line(report: Report, t: int, cohorts, federation: Federation, client_devices, deadline) -> Round:
     """Return the record of round `t`, see `records`."""
     whole = sorted(_members(report, t, cohorts, federation, client_devices), key=lambda one: one.id)
     members = [_until(deadline, one) if deadline and one.device and one.lost else one for one in whole]
     lost = [one.id for one in members if one.lost]
     losses = [None if one.idle or one.lost else one.loss for one in members]
     known = [loss for loss in losses if loss is not None]
-    line = {
+    line: Round = {
         "round": t + 1,
         "loss": _finite(float(np.mean(known))) if known else None,
         "bytes_up": sum(one.up for one in members),
@@ -107,9 +88,10 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         gone = report.lost or [False] * len(cohorts)
         present = [slots.mask[t] & ~np.asarray(is_lost) for slots, is_lost in zip(cohorts, gone, strict=True)]
         scored = [name for name in MOMENTS if name in report.scores]
-        line["cohort"] = {name: cohort_accuracy(report.scores[name], present) for name in scored}
+        found = {name: cohort_accuracy(report.scores[name], present) for name in scored}
         if teacher := report.scores.get("teacher"):
-            line["cohort"] |= teacher_accuracy(teacher, report.scores.get("trained"), present)
+            found |= teacher_accuracy(teacher, report.scores.get("trained"), present)
+        line["cohort"] = cast(CohortScores, found)
     return line
 
 
@@ -165,14 +147,8 @@ def _until(deadline: float, late: _Member) -> _Member:
     return late._replace(flops=flops, up=up, down=down)
 
 
-def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
-    """Return what newcomers got in the round in which they joined, see `jaxfl.core.engine.join`.
-
-    Returns:
-      clients: their ids; bytes_up, bytes_down; and the accuracy on their test rows before their training
-      (received), right after it (trained, if the method gives it) and at the end of the round (personal):
-      mean over them, pooled, and per_client in the order of `clients`.
-    """
+def joined(report: Report, cohort: Cohort, federation: Federation) -> Newcomers:
+    """Return what newcomers got in the round in which they joined, see `jaxfl.core.engine.join`."""
     present = [slots.mask for slots in cohort.groups]
     ids = [
         np.asarray(group.id)[slots.index[slots.mask]].tolist()
@@ -182,21 +158,21 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
         sum(sum(_bytes(counts, taken)) for counts, taken in zip(of_groups, present, strict=True))
         for of_groups in (report.info.up, report.info.down)
     )
-    return {"clients": sum(ids, []), "bytes_up": up, "bytes_down": down} | {
-        name: cohort_accuracy(report.scores[name], present)
-        | {"per_client": client_accuracies(report.scores[name], present)}
-        for name in MOMENTS
-        if name in report.scores
+    scores = {
+        name: {**cohort_accuracy(of_moment, present), "per_client": client_accuracies(of_moment, present)}
+        for name, of_moment in report.scores.items()
+        if name in MOMENTS
     }
+    return cast(Newcomers, {"clients": sum(ids, []), "bytes_up": up, "bytes_down": down} | scores)
 
 
-def _preparation(report: Report, client_devices: PerGroup | None) -> dict:
+def _preparation(report: Report, client_devices: PerGroup | None) -> Spent:
     """Return what all clients sent, received and computed before the first round."""
     up, down = (
         [_bytes(of_group, slice(None)) for of_group in counts]
         for counts in (report.info.up, report.info.down)
     )
-    spent = {
+    spent: Spent = {
         "bytes_up": sum(map(sum, up)),
         "bytes_down": sum(map(sum, down)),
         "flops": report.flops.total,
@@ -234,7 +210,7 @@ def _finite(loss: float) -> float | None:
 NO_VALIDATION = "clients have no validation rows to choose by; runs with a validation_fraction have some."
 
 
-def selected(result: dict, metrics: list[dict], select: str) -> dict:
+def selected(result: Result, metrics: list[Round], select: str) -> Result:
     """Return a run's result with the accuracies of another evaluation; its costs stay those of the whole run.
 
     Args:
@@ -248,53 +224,40 @@ def selected(result: dict, metrics: list[dict], select: str) -> dict:
     if select == "last":
         return result
     record = best(result["method"], metrics)
-    return result | {name: record[name] for name in ("accuracy", "received")}
+    return {**result, "accuracy": record["accuracy"], "received": record["received"]}
 
 
-def best(label: str, metrics: list[dict]) -> dict:
+def best(label: str, metrics: list[Round]) -> Round:
     """Return the record of the first evaluation with the best accuracy on validation rows.
 
     Raises:
       JaxflError: naming the run's label, if clients have no validation rows.
     """
-    scored = [record for record in metrics if "accuracy" in record]
-    validations = [record["accuracy"]["validation"] for record in scored]
-    if None in validations:
+    values = validations(metrics)
+    if values is None:
         raise JaxflError(f"{label}: {NO_VALIDATION}")
-    return scored[int(np.argmax(validations))]
+    return [record for record in metrics if "accuracy" in record][int(np.argmax(values))]
 
 
-def result(config: dict, metrics: list[dict], compilations: int) -> dict:
-    """Return the summary of a run from its metrics and the number of programs compiled for it.
-
-    summary: accuracy (mean over clients) at the end, the mean of the last ten evaluations, the best by
-    validation accuracy, and the best on test data (for comparison with papers that report that). If cohorts
-    are scored, also their pooled accuracy before local training, mean of the last ten rounds (FedCMD's
-    figure). cohort: all scores of cohorts, if any, means of these rounds. lost_answers: their number, None if
-    none can be lost. targets: see `jaxfl.results.target.by_target`. stopped: why the run ended early, see
-    `jaxfl.results.target.stops`; None if it did not. code: every code of the run with its first round, see
-    `jaxfl.folder.code`.
-    """
+def result(config: Config, metrics: list[Round], compilations: int) -> Result:
+    """Return the summary of a run from its metrics and the number of programs compiled for it."""
     scored = [record for record in metrics if "accuracy" in record]
-    means = [record["accuracy"]["mean"] for record in scored]
-    validations = [record["accuracy"]["validation"] for record in scored]
-    best = None if None in validations else means[int(np.argmax(validations))]
-    cohort = _over_rounds([record["cohort"] for record in metrics if "cohort" in record][-10:])
+    means, values = [record["accuracy"]["mean"] for record in scored], validations(metrics)
+    summary = {
+        "last": means[-1],
+        "mean_last_10_evaluations": float(np.mean(means[-10:])),
+        "best_validation": None if values is None else means[int(np.argmax(values))],
+        "best_test": max(means),
+    }
     timed = [record["seconds"] for record in metrics if "seconds" in record]
-    return {
+    made: Result = {
         "method": config["label"],
         "seed": config["options"]["seed"],
         "rounds": metrics[-1]["round"],
-        "class_names": config.get("data", {}).get("class_names", []),
+        "class_names": config["data"].get("class_names", []),
         "accuracy": scored[-1]["accuracy"],
         "received": scored[-1]["received"],
-        "summary": {
-            "last": means[-1],
-            "mean_last_10_evaluations": float(np.mean(means[-10:])),
-            "best_validation": best,
-            "best_test": max(means),
-        }
-        | ({"cohort_received_pooled_mean_last_10": cohort["received"]["pooled"]} if cohort else {}),
+        "summary": summary,
         "bytes_up": sum(record["bytes_up"] for record in metrics),
         "bytes_down": sum(record["bytes_down"] for record in metrics),
         "flops": sum(record["flops"] for record in metrics),
@@ -308,20 +271,23 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
         "seconds": {key: sum(part.get(key, 0.0) for part in timed) for key in timed[-1]},
         "compilations": compilations,
         "code": history(config, metrics),
-    } | {
-        name: scores
-        for name, scores in (("cohort", cohort), ("newcomers", metrics[-1].get("newcomers")))
-        if scores
     }
+    if cohorts := [record["cohort"] for record in metrics if "cohort" in record][-10:]:
+        made["cohort"] = _over_rounds(cohorts)
+        summary["cohort_received_pooled_mean_last_10"] = made["cohort"]["received"]["pooled"]
+    if "newcomers" in metrics[-1]:
+        made["newcomers"] = metrics[-1]["newcomers"]
+    return made
 
 
-def _over_rounds(cohorts: list[dict]) -> dict:
+def _over_rounds(cohorts: list[CohortScores]) -> CohortScores:
     """Return the scores of rounds' cohorts as means over the rounds that have them."""
     moments: dict[str, list[dict]] = {}
     for of_round in cohorts:
-        for moment, scores in of_round.items():
+        for moment, scores in cast(dict[str, Any], of_round).items():
             moments.setdefault(moment, []).append(scores)
-    return {
+    means = {
         moment: {name: float(np.mean([scores[name] for scores in known])) for name in known[0]}
         for moment, known in moments.items()
     }
+    return cast(CohortScores, means)

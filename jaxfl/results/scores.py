@@ -3,19 +3,20 @@
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from jaxfl.core.score import Score
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.folder.records import Accuracy, OfCohort
 from jaxfl.results.measures import CONFUSION, SCORES, Rows, macro_f1, shares
 
 
 def accuracy(
     scores: PerGroup, federation: Federation, show: Collection[str] = (), likely: PerGroup = ()
-) -> dict:
+) -> Accuracy:
     """Return the scores of all clients except newcomers on their own test rows, as fractions.
 
     Args:
@@ -25,13 +26,6 @@ def accuracy(
       likely: per group (test, validation), see `jaxfl.core.score.likelihoods`, of all its clients; needed for
         scores of every row's answer.
 
-    Returns:
-      mean: over clients; every overall score of `SCORES`, None without a value; per_client,
-      macro_f1_per_client: by id, None for newcomers; per_class: over all rows of each class of the data set,
-      None without rows; per_group: mean over the clients of each architecture, newcomers left out. If asked
-      for, scores: {name: {mean over the clients that have a value, per_client by id}}, None without a value;
-      confusion: (C, C + 1), the number of all clients' test rows of a class (row) that their models take for
-      a class (column), in the last column for none.
     """
     order = np.argsort(np.concatenate([np.asarray(group.id) for group in federation.groups]))
     counted = ~np.concatenate(federation.newcomers)
@@ -72,7 +66,7 @@ def accuracy(
         for test, _ in itertools.compress(clients, counted):
             np.add.at(matrix, (test.truth, test.predicted), 1)
         found[CONFUSION] = matrix.tolist()
-    return found
+    return cast(Accuracy, found)
 
 
 def _or_none(value: float) -> float | None:
@@ -114,7 +108,7 @@ def _rows(truth: np.ndarray, relabel: np.ndarray, logs: np.ndarray) -> Rows:
 # ---- of some clients
 
 
-def cohort_accuracy(scores: PerGroup, present: list[np.ndarray]) -> dict:
+def cohort_accuracy(scores: PerGroup, present: list[np.ndarray]) -> OfCohort:
     """Return the test accuracy of the clients present, masks (k_g,): mean over them, and pooled over rows."""
     here = _present(scores, present)
     return {"mean": float(shares(here).mean()), "pooled": float(here.right.sum() / here.rows.sum())}
@@ -142,7 +136,7 @@ def teacher_accuracy(teacher: PerGroup, own: PerGroup | None, present: list[np.n
         return {}
     found = cohort_accuracy(teacher, taught)
     lead = {"lead": found["mean"] - cohort_accuracy(own, taught)["mean"]} if own else {}
-    return {"teacher": found | lead}
+    return {"teacher": {**found, **lead}}
 
 
 def _present(scores: PerGroup, present: list[np.ndarray]) -> Score:

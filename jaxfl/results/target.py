@@ -1,10 +1,12 @@
 """What a run spends until it first reaches a target accuracy, and where it stops, from only its metrics."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from jaxfl.errors import JaxflError
+from jaxfl.folder.records import Config, Round, Target
 
 SPENT = ("bytes_up", "bytes_down", "flops", "simulated_seconds")
 ROUNDING = 1e-9  # a mean of fractions may miss its exact value
@@ -21,7 +23,7 @@ def check_targets(targets: Sequence[float]) -> None:
             raise JaxflError(f"--target takes accuracies in (0, 1], such as 0.7, but one is {target:g}.")
 
 
-def by_target(metrics: list[dict], targets: Sequence[float]) -> dict[str, dict]:
+def by_target(metrics: list[Round], targets: Sequence[float]) -> dict[str, Target]:
     """Find the first evaluation at which the clients' mean accuracy reaches each target.
 
     Returns:
@@ -31,7 +33,7 @@ def by_target(metrics: list[dict], targets: Sequence[float]) -> dict[str, dict]:
     return {str(target): _spent(metrics, _reaching(metrics, target)) for target in targets}
 
 
-def stops(config: dict, metrics: list[dict]) -> str:
+def stops(config: Config, metrics: list[Round]) -> str:
     """Return why a run of this configuration ends here, before its last round; nothing if it does not."""
     options, patience = config["options"], config["options"].get("patience")
     if config.get("beyond_target", False):  # it has been made longer
@@ -43,34 +45,37 @@ def stops(config: dict, metrics: list[dict]) -> str:
     return ""
 
 
-def _evaluations_since_best(metrics: list[dict]) -> int:
+def _evaluations_since_best(metrics: list[Round]) -> int:
     """Return how many evaluations followed the best one: by validation rows, without any by training loss.
 
     That loss is the mean over the rounds since the evaluation before.
     """
-    scored = [record for record in metrics if "accuracy" in record]
-    values = [record["accuracy"]["validation"] for record in scored]
-    if None in values:
-        ends = [0, *(record["round"] for record in scored)]
+    values = validations(metrics)
+    if values is None:
+        ends = [0, *(record["round"] for record in metrics if "accuracy" in record)]
         values = [-_mean_loss(metrics[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
     return len(values) - 1 - int(np.argmax(values)) if values else 0
 
 
-def _mean_loss(records: list[dict]) -> float:
+def validations(metrics: list[Round]) -> list[float] | None:
+    """Return the accuracy on validation rows at every evaluation; None if clients have no such rows."""
+    values = [record["accuracy"]["validation"] for record in metrics if "accuracy" in record]
+    return None if None in values else cast(list[float], values)
+
+
+def _mean_loss(records: list[Round]) -> float:
     known = [record["loss"] for record in records if record["loss"] is not None]
     return float(np.mean(known)) if known else np.inf
 
 
-def _reaching(metrics: list[dict], target: float) -> int | None:
+def _reaching(metrics: list[Round], target: float) -> int | None:
     """Return the first round whose accuracy reaches the target, None if there is none."""
     means = ((record["round"], record["accuracy"]["mean"]) for record in metrics if "accuracy" in record)
     return next((number for number, mean in means if mean >= target - ROUNDING), None)
 
 
-def _spent(metrics: list[dict], rounds: int | None) -> dict:
-    spent = dict.fromkeys(SPENT)
-    if rounds:
-        spent |= {
-            name: sum(record[name] for record in metrics[:rounds]) for name in SPENT if name in metrics[0]
-        }
-    return {"round": rounds} | spent
+def _spent(metrics: list[Round], rounds: int | None) -> Target:
+    def total(name: str) -> Any:
+        return sum(record[name] for record in metrics[:rounds]) if rounds and name in metrics[0] else None
+
+    return cast(Target, {"round": rounds} | {name: total(name) for name in SPENT})

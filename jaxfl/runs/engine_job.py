@@ -24,6 +24,7 @@ from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.folder import checkpoint, store
+from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
@@ -84,7 +85,7 @@ def form_of_state(variant: Variant, setup: Setup, federation: Federation):
 
 def saved_state(
     folder: Path,
-    config: dict,
+    config: Config,
     variant: Variant,
     setup: Setup,
     federation: Federation,

@@ -7,6 +7,7 @@ from jaxfl.core.engine import depends_on_length
 from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
+from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant
 from jaxfl.results.target import stops
 from jaxfl.runs.engine_job import job_of
@@ -28,15 +29,17 @@ def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: D
         )
 
 
-def extend(folder: Path, config: dict, setup: Setup, rounds: int) -> None:
+def extend(folder: Path, config: Config, setup: Setup, rounds: int) -> None:
     """Write that a run has more rounds, and that those still to come are not done.
 
     Raises:
       JaxflError: if no checkpoint is left to go on from.
     """
     kept = rounds_kept(folder, setup, rounds)
-    beyond = {"beyond_target": True} if stops(config, store.read_metrics(folder)) else {}
-    store.lengthen(folder, config | {"options": config["options"] | {"rounds": rounds}} | beyond, kept)
+    longer: Config = {**config, "options": config["options"] | {"rounds": rounds}}
+    if stops(config, store.read_metrics(folder)):
+        longer["beyond_target"] = True
+    store.lengthen(folder, longer, kept)
 
 
 def rounds_kept(folder: Path, setup: Setup, rounds: int) -> int:

@@ -19,13 +19,14 @@ from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
+from jaxfl.folder.records import Config, Round
 from jaxfl.machine.packages import optional
 from jaxfl.machine.processes import on_first_process
 from jaxfl.results.measures import COSTS, PER_CLASS, columns
 from jaxfl.results.target import stops
 
-Write = Callable[[dict], None]
-Open = Callable[[Path, dict], contextlib.AbstractContextManager[Write]]
+Write = Callable[[Round], None]
+Open = Callable[[Path, Config], contextlib.AbstractContextManager[Write]]
 
 
 class Log(contextlib.ExitStack):
@@ -42,10 +43,10 @@ class Log(contextlib.ExitStack):
     def __init__(self, kinds: Sequence[str | Callable]):
         super().__init__()
         self.kinds = [(_name(kind), _opens(kind)) for kind in dict.fromkeys(kinds)]
-        self.logs: dict[Path, list[Generator[None, list[dict], None]]] = {}
+        self.logs: dict[Path, list[Generator[None, list[Round], None]]] = {}
 
     @on_first_process
-    def __call__(self, folder: Path, new: list[dict]) -> None:
+    def __call__(self, folder: Path, new: list[Round]) -> None:
         """Log a run's newest records, which are in its folder already; the last round closes its logs."""
         if not self.kinds:
             return
@@ -72,7 +73,7 @@ def _opens(kind: str | Callable) -> Open:
     require_call("log", found, "folder", "record")
 
     @contextlib.contextmanager
-    def open_(folder: Path, config: dict) -> Iterator[Write]:
+    def open_(folder: Path, config: Config) -> Iterator[Write]:
         def write(record):
             try:
                 with own_code():
@@ -92,7 +93,7 @@ def _opens(kind: str | Callable) -> Open:
     return open_
 
 
-def _log(name: str, open_: Open, folder: Path, config: dict) -> Generator[None, list[dict], None]:
+def _log(name: str, open_: Open, folder: Path, config: Config) -> Generator[None, list[Round], None]:
     """Write the records that this generator is sent to a run's log, up to those of the last round.
 
     An error of a package ends its log with a warning, and not the run.
@@ -117,7 +118,7 @@ def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-def scalars(record: dict, config: dict) -> dict[str, float]:
+def scalars(record: Round, config: Config) -> dict[str, float]:
     """Return a round's numbers by name; those of one kind share a prefix, which TensorBoard draws together.
 
     Accuracies are there if the round was evaluated; ``personal/mlp`` is that of an architecture's clients. So
@@ -151,7 +152,7 @@ def tensorboard() -> Open:
     package = optional("tensorboardX", "tensorboard", "--log tensorboard")
 
     @contextlib.contextmanager
-    def open_(folder: Path, config: dict) -> Iterator[Write]:
+    def open_(folder: Path, config: Config) -> Iterator[Write]:
         log = folder / "tensorboard"
         # A resumed run gets a new log, so that no round is in it twice.
         shutil.rmtree(log, ignore_errors=True)
@@ -182,7 +183,7 @@ def wandb() -> Open:
         raise JaxflError(f"--log wandb: {str(error).rstrip('.')}; or set WANDB_MODE=offline.") from None
 
     @contextlib.contextmanager
-    def open_(folder: Path, config: dict) -> Iterator[Write]:
+    def open_(folder: Path, config: Config) -> Iterator[Write]:
         earlier = sorted((folder / "wandb").glob("*run-*-*"))  # W&B's folders end in the id of their run
         run = package.init(
             project=os.environ.get("WANDB_PROJECT", "jaxfl"),

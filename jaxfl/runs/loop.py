@@ -23,6 +23,7 @@ from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.owner import require_owned
+from jaxfl.folder.records import Code, Config, Result, Round
 from jaxfl.folder.variant import Variant
 from jaxfl.machine import files
 from jaxfl.results import clients
@@ -52,12 +53,12 @@ class Run(NamedTuple):
     """
 
     folder: Path
-    config: dict
+    config: Config
     variant: Variant
     machine: MachineOptions
-    code: dict
+    code: Code
     watch: Callable
-    metrics: list[dict]
+    metrics: list[Round]
     state: Any = None
     new: bool = False
     taken_over: int | None = None
@@ -80,7 +81,7 @@ def proceed(
     spent: tuple[int, float],
     profile: Path | None = None,
     since: float | None = None,
-) -> list[dict | JaxflError]:
+) -> list[Result | JaxflError]:
     """Run all runs of a job to the end.
 
     Seconds of compilation count for the first run that reports; those of training are divided evenly.
@@ -95,7 +96,7 @@ def proceed(
         that no record has (data, models, pictures) as "rest".
 
     Returns:
-      For each run its result, see `jaxfl.results.result.result`, or the error that ended it while the others
+      For each run its result, or the error that ended it while the others
       went on: its loss is no longer finite, or its folder cannot be written. A method that refuses the data
       or its options ends all. What was computed before stays in the folder; without any, a new folder is
       removed.
@@ -187,7 +188,7 @@ def _meter(programs: Programs, seconds: float) -> Callable[[], float]:
     return since
 
 
-def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int) -> None:
+def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[Round], stop: int) -> None:
     """Write down a chunk of the job's run number `i`, and a checkpoint if one is due; then tell watchers.
 
     Raises:
@@ -210,7 +211,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[dict], stop: int)
         raise _divergence(run, *diverged)
 
 
-def _record(job: Job, run: Run, new: list[dict]) -> None:
+def _record(job: Job, run: Run, new: list[Round]) -> None:
     """Append new records to the run's metrics, the first with its code and devices if these have changed."""
     require_owned(run.folder)
     if run.done == run.taken_over:
@@ -244,13 +245,13 @@ def _changed(variant: Variant) -> str:
     return f", or look at {', '.join(changed)}" if changed else ""
 
 
-def _devices(config: dict, metrics: list[dict]) -> int | None:
+def _devices(config: Config, metrics: list[Round]) -> int | None:
     """Return how many devices shared the clients in the last of some rounds; None if unknown."""
     begun_on = config["begun_on"] if "begun_on" in config else config["options"].get("devices")
     return next((record["devices"] for record in reversed(metrics) if "devices" in record), begun_on)
 
 
-def _let_join(job: Job, i: int, state, last: int, record: dict) -> tuple[int, int, str] | None:
+def _let_join(job: Job, i: int, state, last: int, record: Round) -> tuple[int, int, str] | None:
     """Add what newcomers get to the record of a run's last round; return what is not finite, as a `Chunk`."""
     begun, (_, compiled) = time.perf_counter(), compilation(job.programs)
     report, cohort = join(job, i, state, last), newcomers_in_places(job, last)
@@ -276,7 +277,7 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
 
 def _conclude(
     job: Job, run: Run, client_devices: PerGroup | None, compilations: int, before: int, since: float | None
-) -> dict:
+) -> Result:
     """Write the result and the pictures of a run whose rounds are done, and return the result.
 
     Args:

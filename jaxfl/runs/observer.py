@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxfl.config.setup import Setup
+from jaxfl.folder.records import Round
 from jaxfl.machine.processes import is_first
 from jaxfl.runs.prepare import Data
 
@@ -33,8 +34,8 @@ class Observer(NamedTuple):
     prepared: Callable[[Setup, Data, int], None] = _ignore
     said: Callable[[str], None] = _ignore
     warned: Callable[[str], None] = _to_stderr
-    progressed: Callable[[str, list[dict]], None] = _ignore
-    kept: Callable[[str, list[dict]], None] = _ignore
+    progressed: Callable[[str, list[Round]], None] = _ignore
+    kept: Callable[[str, list[Round]], None] = _ignore
     ahead: Callable[[int], None] = _ignore
 
 

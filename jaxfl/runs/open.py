@@ -10,6 +10,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.folder import checkpoint, code, store
 from jaxfl.folder.config import described
 from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
@@ -32,10 +33,11 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
     Raises:
       JaxflError: if the folder is not free or cannot be written.
     """
-    config = described(variant, setup)
-    now = code.present(config)
+    chosen = described(variant, setup)
+    now = code.present(chosen)
     agree("code", now)
-    config |= {
+    config: Config = {
+        **chosen,
         "models": [
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
             for model, count in data.models

@@ -5,6 +5,7 @@ source -> partition -> links -> models -> Federation
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from jaxfl.data.shift import Drawn
 from jaxfl.data.sources import Source, column, numbered
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import store
+from jaxfl.folder.records import DataSet
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.model import Model
 from jaxfl.results.measures import check_columns
@@ -41,7 +43,6 @@ from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
 
 CLIENTS = 20  # default number
-SAMPLE = 16  # images by which a run's images are known again
 # Default options of a partition by data set: digits are few, and a client with little data learns from
 # others.
 USUAL = {("digits", "classes"): {"samples_per_client": 20}}
@@ -79,8 +80,8 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     _require_device()
     source = source or load_source(setup)
     partition = divide(setup, source, saved and saved / store.PARTITION)
-    then = store.read_config(saved)["data"] if saved else {}
-    if saved:
+    then = store.read_config(saved)["data"] if saved else None
+    if saved and then:
         _require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
     setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
@@ -91,12 +92,12 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     of_host = setup.machine.client_state == "host"
     apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
     trained = [rows for rows, away in zip(partition.train, apart, strict=True) if not away]
-    moments = recorded_moments(then) if saved else training_moments(source, trained)
+    moments = recorded_moments(then) if then else training_moments(source, trained)
     federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host, moments)
     federation = with_newcomers(setup, federation)
     if of_host:
         federation = on_host(federation)
-    if saved and then["public"] != len(federation.public):
+    if then and then["public"] != len(federation.public):
         raise JaxflError(
             f"{saved} was begun with {then['public']} public images, and there are {len(federation.public)} "
             "now; restore the former ones, or start a new run."
@@ -116,30 +117,31 @@ def same_source(setup: Setup, run: Path) -> Source:
     return source
 
 
-def _require_same_images(run: Path, then: dict, source: Source) -> None:
-    """Refuse images of another shape, with other values or in another order than `images_of` a run says."""
-    shape, now = list(source.images.shape[1:]), _sample(source.images)
-    limit = 0.02 * np.mean(then["std"])  # readers may differ by a grey level
-    if then["shape"] != shape or not np.allclose(then.get("sample", now), now, rtol=0, atol=limit):
+def _require_same_images(run: Path, then: DataSet, source: Source) -> None:
+    """Refuse images of another shape, with other values or in another order than `images_of` a run says.
+
+    Of a run begun before there were checksums only the shape is known.
+    """
+    shape, now = list(source.images.shape[1:]), _checksum(source.images)
+    if then["shape"] != shape or then.get("checksum", now) != now:
         raise JaxflError(
             f"{run} was computed on other images than {source.name} has now, or on the same in another "
             "order; restore those, or start a new run."
         )
 
 
-def _sample(images: np.ndarray) -> list[float]:
-    """Return the means of some images, evenly spaced, by which their order is known again."""
-    chosen = np.linspace(0, len(images) - 1, SAMPLE).astype(int)
-    return [float(f"{images[i].mean():.6g}") for i in chosen]
+def _checksum(images: np.ndarray) -> str:
+    """Return a checksum by which images and their order are known again."""
+    return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
 
 
-def recorded_moments(images: dict) -> Moments:
+def recorded_moments(images: DataSet) -> Moments:
     """Return the moments by which a run normalises its images, as `images_of` describes them."""
     mean, std = (np.reshape(images[name], (1, 1, 1, -1)) for name in ("mean", "std"))
     return mean, std
 
 
-def images_of(data: Data) -> dict:
+def images_of(data: Data) -> DataSet:
     """Describe a run's images for its configuration, so that predictions need no data set."""
     images, federation = data.source.images, data.federation
     return {
@@ -149,11 +151,11 @@ def images_of(data: Data) -> dict:
         "std": np.ravel(federation.std).tolist(),
         "public": len(federation.public),
         "class_names": list(data.source.class_names),
-        "sample": _sample(images),
+        "checksum": _checksum(images),
     }
 
 
-def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun: Path) -> Federation:
+def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, begun: Path) -> Federation:
     """Return the federation of a run on one device, without its data.
 
     Args:

@@ -7,64 +7,43 @@ mean over empty places, a client that trains although it is absent, a draw by Nu
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.config.own_code import OwnCodeError, own_code
-from jaxfl.core import tree
-from jaxfl.core.advance import with_host_info
+from jaxfl.core import host_state
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
-from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
 from jaxfl.core.protocol_check import check
-from jaxfl.core.schedule import at_rate, is_options
-from jaxfl.data.federation import Federation, federate
-from jaxfl.data.partition import Partition
-from jaxfl.data.sources import Source
-from jaxfl.errors import JaxflError
+from jaxfl.core.schedule import at_rate
+from jaxfl.core.window import STRANGERS, on_host
+from jaxfl.errors import BeyondCohort, JaxflError
 from jaxfl.folder.variant import Variant, variant_of
 from jaxfl.mechanisms.sharing import sharing
-from jaxfl.models import zoo
+from jaxfl.runs.trial import (
+    EVERYONE,
+    FIRST_ONLY,
+    ROUNDS,
+    SIZES,
+    SOME,
+    Trial,
+    begin,
+    cohort,
+    differ,
+    played,
+    rates,
+    whole_round,
+    with_rates,
+)
 
-SHAPE, CLASSES = (8, 8, 1), 3
-SIZES = (7, 4, 5, 1, 6)  # training rows: with BatchNorm a single one is no batch
-EVERYONE, SOME, FIRST_ONLY = range(5), (1, 0, 3), (0, 1, 2)  # clients 3 and 4 have another architecture
-ROUNDS = 3
 OPTIONS = {"batch_size": 3}  # so that a client has several mini-batches
 TOLERANCE = 1e-5  # relative to 1 + |number|, where sums may have another order
 
 
-class Round(NamedTuple):
-    """Everything that a method computes in a round; logits after `step`, per group (k_g, images, outputs)."""
-
-    state: Any
-    info: Info
-    trained: tuple | None
-    received: tuple
-    personal: tuple
-
-
-class Trial(NamedTuple):
-    """A method on its five clients, after a round of all of them.
-
-    Args:
-      variant: the method with its options.
-      algorithm: what the method builds.
-      play: the program ``(key, state, federation, cohort) -> Round``, without a host step.
-      federation: the clients.
-      state: state after that round.
-      stacked: the state's tree, True where a leaf has one entry per client.
-    """
-
-    variant: Variant
-    algorithm: Algorithm
-    play: Program
-    federation: Federation
-    state: Any
-    stacked: Any
+SAY_SO = "; call federation.require_all() where that is meant"
 
 
 class Found(NamedTuple):
@@ -110,97 +89,6 @@ def _seen(promise: Callable[[Trial], str | None], trial: Trial) -> str:
             return promise(trial) or ""
     except JaxflError as error:
         return str(error)
-
-
-def begin(variant: Variant) -> Trial:
-    """Return a trial after its first round."""
-    federation, algorithm = clients(), variant.algorithm
-    check(algorithm, federation, traced(variant.config), ROUNDS)
-
-    def start(federation):
-        return algorithm.init(jax.random.key(0), federation, traced(variant.config))
-
-    # What is twice as long with twice as many clients has one entry per client.
-    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), federation.groups)
-    shapes = jax.eval_shape(start, federation)
-    doubled = jax.eval_shape(start, dataclasses.replace(federation, groups=twice))
-    counts = {len(SIZES), *(len(group.id) for group in federation.groups)}
-
-    def of_clients(one, other):
-        first, second = (leaf.shape[:1] for leaf in (one, other))
-        return first != second and first[0] in counts and second[0] == 2 * first[0]
-
-    stacked = jax.tree.map(of_clients, shapes, doubled)
-    play, everyone = Program(whole_round(algorithm)), cohort(federation, EVERYONE)
-    trial = Trial(variant, algorithm, play, federation, start(federation), stacked)
-    return trial._replace(state=played(trial, jax.random.key(1), trial.state, everyone).state)
-
-
-def clients() -> Federation:
-    """Return unequal clients of two architectures, one with BatchNorm; an image's mean gives its class."""
-    rng, rows = np.random.default_rng(0), np.arange(60, dtype=np.int32)
-    labels = rng.permutation(rows % CLASSES).astype(np.int32)
-    images = rng.integers(0, 120, (60, *SHAPE)) + 60 * labels[:, None, None, None]
-    ends, test = np.cumsum(SIZES), rows[40:]
-    partition = Partition(
-        train=tuple(rows[end - size : end] for size, end in zip(SIZES, ends, strict=True)),
-        validation=(test[:6],) * len(SIZES),
-        test=(test,) * len(SIZES),
-        relabel=np.tile(np.arange(CLASSES, dtype=np.int32), (len(SIZES), 1)),
-        outputs=CLASSES,
-        public=rows[30:40],
-    )
-    source = Source("a trial's", images.astype(np.uint8), labels, rows < 40, CLASSES)
-    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5, norm=norm) for norm in ("none", "batch")]
-    linked = ~np.eye(len(SIZES), dtype=bool)
-    return federate(source, partition, [(models[0], 3), (models[1], 2)], links=linked)
-
-
-def cohort(federation: Federation, ids: Iterable[int], places: int = 0) -> Cohort:
-    """Return the last round's cohort of these client ids, in this order, with `places` more empty places."""
-
-    def slots(group):
-        position = {int(i): place for place, i in enumerate(np.asarray(group.id))}
-        present, room = [position[i] for i in ids if i in position], len(group.id) + places
-        index = present + [len(group.id)] * (room - len(present))
-        return Slots(np.array(index, np.int32), np.arange(room) < len(present))
-
-    return Cohort(np.int32(ROUNDS - 1), tuple(map(slots, federation.groups)), ROUNDS)
-
-
-def whole_round(algorithm: Algorithm) -> Callable:
-    """Return the function ``(key, state, federation, cohort) -> Round`` of an algorithm."""
-
-    def logits(predictors, federation, cohort):
-        x = federation.inputs(jnp.arange(40, 44))
-        return tuple(
-            jax.lax.map(
-                lambda one: predictor.predict(model, predictor.shared, one[1], x),  # noqa: B023
-                (slots.index, predictor.stacked),
-            )
-            for model, predictor, slots in zip(federation.models, predictors, cohort.groups, strict=True)
-        )
-
-    def play(key, state, federation, cohort):
-        state, info = algorithm.step(key, state, federation, cohort)
-        trained = info.trained and logits(info.trained, federation, cohort)
-        info = info._replace(trained=None, teacher=None)
-        received = logits(algorithm.receive(key, state, federation, cohort), federation, cohort)
-        if algorithm.personal is algorithm.receive:  # not compiled twice
-            return Round(state, info, trained, received, received)
-        personal = logits(algorithm.personal(key, state, federation, cohort), federation, cohort)
-        return Round(state, info, trained, received, personal)
-
-    return play
-
-
-def played(trial: Trial, key, state, cohort: Cohort) -> Round:
-    """Run a round from some state, with its host step."""
-    done = trial.play(key, state, trial.federation, cohort)
-    if not trial.algorithm.host:
-        return done
-    state, more = trial.algorithm.host(key, done.state, trial.federation, cohort)
-    return done._replace(state=jax.tree.map(jnp.asarray, state), info=with_host_info(done.info, more))
 
 
 # ---- promises: each returns what was seen if it is not kept
@@ -327,6 +215,40 @@ def leaves_the_absent_alone(trial: Trial) -> str | None:
     )
 
 
+def needs_only_its_cohort(trial: Trial) -> str | None:
+    """Check that nothing reads or writes what belongs to clients outside a round's cohort, or says so.
+
+    With --client-state host a method gets only some clients and an invented one, the *stranger*. The initial
+    state must be the same, made for some clients at a time. Two different strangers must give the same round,
+    and stay as they are.
+    """
+    algorithm, hyper = trial.algorithm, traced(trial.variant.config)
+    if algorithm.host or algorithm.prepare:  # refused there
+        return None
+    federation, rounds = on_host(trial.federation), []
+    key, state = jax.random.key(0), jax.device_get(trial.state)
+    try:
+        begun = host_state.initial(algorithm.init, key, federation, hyper).state
+        sentence = "state{} before the first round depends on which clients there are" + SAY_SO
+        if wrong := _apart(begun, algorithm.init(key, trial.federation, hyper), sentence):
+            return wrong
+        kept = host_state.taken_over(algorithm.init, key, federation, hyper, state)
+        for stranger in STRANGERS:
+            some = host_state.seen(kept, federation, cohort(federation, SOME), stranger)
+            done = jax.device_get(trial.play(jax.random.key(2), *some))
+            for owner, leaf in zip(jax.tree.leaves(kept.owners), jax.tree.leaves(done.state), strict=True):
+                if owner != host_state.SERVER and (leaf[0] != np.asarray(stranger).astype(leaf.dtype)).any():
+                    return f"a round writes to clients that are not in its cohort{SAY_SO}"
+            state = jax.tree.map(
+                lambda owner, leaf: leaf if owner == host_state.SERVER else leaf[1:], kept.owners, done.state
+            )
+            rounds.append(done._replace(state=state))
+    except BeyondCohort:
+        return None
+    one, other = rounds
+    return _apart(one, other, "{} of a round depends on clients that are not in its cohort" + SAY_SO)
+
+
 def counts_what_is_sent(trial: Trial) -> str | None:
     """Check that an absent client sends and receives nothing."""
     some = cohort(trial.federation, SOME)
@@ -413,6 +335,7 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "rows that pad a client's list have no effect": ignores_padding,
     "test rows have no effect": ignores_test_rows,
     "clients who are absent keep what they have": leaves_the_absent_alone,
+    "a round needs only its cohort, or says that it needs all": needs_only_its_cohort,
     "bytes are only those of clients who take part": counts_what_is_sent,
     "it takes --bn-stats local and --schedule, or says why not": takes_common_options,
 }
@@ -420,30 +343,6 @@ EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {
     "every rate has an effect": uses_every_rate,
     "it is not FedAvg": is_not_fedavg,
 }
-
-
-# ---- helpers
-
-
-def rates(state) -> dict[str, Any]:
-    """Return the rates that a state carries, by name."""
-    found = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))
-    return {name: rate for options in found for (name, *_), rate in tree.by_path(options).items()}
-
-
-def with_rates(state, values: dict[str, Any]):
-    """Return the state with other values of some rates."""
-    return jax.tree.map(
-        lambda node: dataclasses.replace(node, **traced(values)) if is_options(node) else node,
-        state,
-        is_leaf=is_options,
-    )
-
-
-def differ(one, other) -> bool:
-    """Return whether two trees of arrays differ in any number."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
 def _apart(one, other, sentence: str, tolerance: float = TOLERANCE) -> str | None:

@@ -282,54 +282,6 @@ def of_kept(state, f):
     return state._replace(kept=jax.tree.map(f, state.kept))
 
 
-def reads_models(returned, key, state, federation, cohort):
-    little = 1e-6 * sum(leaf.sum() for leaf in jax.tree.leaves(state.kept))
-    shared = jax.tree.map(lambda leaf: leaf + little, returned[0].shared)
-    return returned[0]._replace(shared=shared), returned[1]
-
-
-def writes_models(returned, *_):
-    return of_kept(returned[0], lambda leaf: leaf / 2), returned[1]
-
-
-def counts_rows(returned, key, state, federation, cohort):
-    rows = federation.groups[0].size.sum().astype(float)
-    shared = jax.tree.map(lambda leaf: leaf + 1 / rows, returned[0].shared)
-    return returned[0]._replace(shared=shared), returned[1]
-
-
-def draws_by_place(returned, key, federation, hyper):
-    return of_kept(returned, lambda leaf: jax.random.normal(key, leaf.shape))
-
-
-def begins_with_rows(returned, key, federation, hyper):
-    rows = federation.groups[0].size.sum().astype(float)
-    return returned._replace(shared=jax.tree.map(lambda leaf: leaf + rows, returned.shared))
-
-
-def receives_a_mixture(returned, key, state, federation, cohort):
-    one, others = returned[0].stacked, state.kept[0]
-    mixed = jax.tree.map(lambda leaf, of_all: leaf.at[..., 0].add(of_all.sum()), one, others)
-    return dataclasses.replace(returned[0], stacked=mixed), *returned[1:]
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "words"),
-    [
-        (changed(step=reads_models), "A round depends on clients that are not in its cohort"),
-        long(changed(step=writes_models), "A round writes to clients that are not in its cohort"),
-        long(changed(step=counts_rows), "A round depends on clients that are not in its cohort"),
-        long(changed(init=draws_by_place), "What a client begins with depends on other"),
-        long(changed(init=begins_with_rows), "What the server begins with depends on which clients"),
-        long(changed(receive=receives_a_mixture), "What clients receive or deploy depends on clients"),
-    ],
-)
-def test_methods_that_use_other_clients_are_refused_on_the_host(kept_on_host, cohorts, algorithm, words):
-    """Methods may use all clients' state only if all of it is on the devices."""
-    with pytest.raises(JaxflError, match=f"^{words}.* leave out --client-state host.$"):
-        list(simulate(as_programs(algorithm), kept_on_host, CONFIG, cohorts, KEY, 1, on_host=True))
-
-
 @pytest.mark.parametrize("shift", [None, Drawn(("noise",), (np.arange(5) / 5,), 0)])
 def test_a_window_has_only_the_images_of_its_clients(shift):
     """A window has its clients' images as they see them, the public ones, and one of the stranger."""

@@ -10,7 +10,6 @@ This also writes docs/faults.md.
 import concurrent.futures
 import contextlib
 import ctypes
-import errno
 import gc
 import itertools
 import json
@@ -18,7 +17,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,7 +36,7 @@ from jaxfl import cli
 from jaxfl.core import engine
 from jaxfl.data import partition
 from jaxfl.errors import JaxflError
-from jaxfl.folder import checkpoint, owner, store
+from jaxfl.folder import checkpoint, owner, several_runs, store
 from jaxfl.folder import code as code_of_runs
 from jaxfl.folder import config as config_of_runs
 from jaxfl.folder.variant import choose
@@ -515,7 +513,7 @@ def test_the_runs_of_a_comparison_have_one_owner_each(commands, others, dataset,
     injected("two owners of one comparison")
     again = commands(list(map(str, words)))
     assert (again.code, again.error) == (0, "")
-    assert len(list(folder.glob("*/*/result.json"))) == 3 and not list(folder.glob("*/*/owner.json"))
+    assert len(list(folder.glob("*/*/result.json"))) == 3 and not list(folder.glob("*/*/owner.*"))
     words[-1] = tmp_path / "undisturbed"
     assert commands(list(map(str, words))).code == 0
     for run in folder.glob("*/seed-3"):
@@ -551,13 +549,13 @@ def test_nothing_is_written_into_a_folder_that_was_made_anew(
         if next(calls) == 2:
             shutil.rmtree(run)
             shutil.copytree(finished, run)
-            (run / "owner.json").write_text("{}")
+            (run / "owner.lock").touch()
         return evaluate(*arguments)
 
     monkeypatch.setattr(engine, "evaluate", replaced)
     sentence = refusal(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", run)
     assert f"{run} has been removed while it was run" in sentence
-    (run / "owner.json").unlink()
+    (run / "owner.lock").unlink()
     assert contents(run) == contents(finished)
 
 
@@ -565,38 +563,16 @@ def test_a_run_that_another_command_has_made_meanwhile_is_not_taken_for_ours(
     dataset, tmp_path, capsys, monkeypatch
 ):
     words = ["compare", "fedavg", *dataset, *PLAIN, "--run-dir", tmp_path / "compared"]
-    keep = store.keep_command
+    keep = several_runs.keep_command
 
     def meanwhile(*arguments):  # after the folder has been checked
-        monkeypatch.setattr(store, "keep_command", keep)
+        monkeypatch.setattr(several_runs, "keep_command", keep)
         cli.main([*map(str, words), "--lr", "0.2"])
         keep(*arguments)
 
-    monkeypatch.setattr(store, "keep_command", meanwhile)
+    monkeypatch.setattr(several_runs, "keep_command", meanwhile)
     sentence = refusal(capsys, *words)
     assert f"meanwhile made {tmp_path}/compared/fedavg/seed-3 with other options" in sentence
-
-
-@pytest.mark.long
-def test_where_files_cannot_be_locked_the_owner_file_decides(finished, tmp_path, capsys, monkeypatch):
-    def no_locks(*arguments):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    run = unfinished(finished, tmp_path / "run")
-    monkeypatch.setattr(owner.fcntl, "flock", no_locks)
-    with owner.owned(run):
-        words = (
-            f"Process {os.getpid()} on {socket.gethostname()} (since 2",
-            f"gone, delete {run}/owner.json",
-        )
-        sentence = refusal(capsys, "resume", run)
-        assert all(word in sentence for word in words), sentence
-    gone = {"process": 2**22 + 1, "host": socket.gethostname(), "since": "2001-01-01 00:00:00", "born": 0.0}
-    (run / "owner.json").write_text(json.dumps(gone | {"host": "elsewhere"}))
-    assert "on elsewhere (since 2001" in refusal(capsys, "resume", run)
-    (run / "owner.json").write_text(json.dumps(gone))
-    assert main(capsys, "resume", run)[0] == 0
-    assert contents(run) == contents(finished)
 
 
 # --- damaged files
@@ -985,7 +961,7 @@ def test_a_run_in_a_read_only_folder_is_refused_and_later_resumed(finished, data
         (run / "result.json").unlink()
         lost = behind(run)
         with read_only(place):
-            assert f"{run}/owner.json cannot be written (Permission" in refusal(capsys, "resume", run)
+            assert f"{run}/owner.lock cannot be written (Permission" in refusal(capsys, "resume", run)
             words = ["run", "fedavg", *data, *PLAIN, "--run-dir", place / "new"]
             assert f"{place}/new cannot be written (Permission denied)" in refusal(capsys, *words)
         assert main(capsys, "resume", run)[0] == 0

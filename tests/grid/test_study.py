@@ -17,7 +17,7 @@ from conftest import drawing
 from jaxfl import cli, terminal
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
-from jaxfl.folder import owner, store
+from jaxfl.folder import owner, several_runs, store
 from jaxfl.grid import study, study_file, study_table
 from jaxfl.results import watch
 from jaxfl.results.frame import by_case
@@ -282,7 +282,7 @@ def test_a_comparison_is_divided_by_its_methods(dataset, tmp_path, capsys):
 
     with drawing():
         assert "Not finished, left to other parts: 2 of 3 runs." in said("3/3")
-        assert store.end_of(folder)["failures"] == []
+        assert several_runs.end_of(folder)["failures"] == []
         _, sentence = refused(capsys, *common, "--part", "2/3")
         assert "1 of 1 runs have not finished: fedmd: The method needs public images" in sentence
         assert len(results(folder)) == 1
@@ -723,7 +723,7 @@ def test_results_of_several_partitions_are_kept_apart(toy, monkeypatch):
         "read_finished",
         lambda run: ({}, [{"accuracy": {"per_client": []}, "clients": [], "client_loss": []}]),
     )
-    monkeypatch.setattr(study.store, "checksums", lambda run: (run, ""))
+    monkeypatch.setattr(study.store, "checksums", lambda run: ((run, ""), ""))
     frame = study.finished(found._replace(seeds=2, partition_seeds=3), whole)
     assert {tuple(sorted(runs)) for runs in by_case(frame).values()} == {
         tuple((seed, partition) for seed in range(2) for partition in range(3))

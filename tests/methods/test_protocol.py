@@ -36,7 +36,8 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.variant import choose
 from jaxfl.registry import METHODS
-from jaxfl.runs.promises import rates, whole_round, with_rates
+from jaxfl.runs import promises
+from jaxfl.runs.trial import Trial, rates, whole_round, with_rates
 from methods.cases import CASES, Case, short
 from methods.rounds import alike, billed, federated, initial, mlp
 
@@ -137,11 +138,22 @@ def test_a_round_keeps_the_form_of_the_state_and_reports_per_place(played, feder
             }
 
 
-def test_results_are_finite_and_idle_clients_have_no_loss(played, federation):
+@pytest.mark.parametrize(
+    "promise",
+    [promises.stays_finite, promises.leaves_the_absent_alone, promises.counts_what_is_sent],
+    ids=lambda promise: promise.__name__,
+)
+def test_promises_that_need_no_further_program_are_kept(played, federation, promise):
+    """The others are tried with the long tests, by test_promises.py."""
+    of_clients = jax.tree.map(bool, played.stacked)
+    without_host = played.algorithm._replace(host=None)
+    assert promise(Trial(None, without_host, played.play, federation, played.state, of_clients)) is None
+
+
+def test_idle_clients_have_no_loss(played, federation):
     for present in EVERYONE, SOME, ONLY_SMALLER:
         of_round = cohort(federation, present)
         done = jax.device_get(played.play(jax.random.key(2), played.state, federation, of_round))
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done))
         idle = done.info.idle or [np.zeros_like(slots.mask) for slots in of_round.groups]
         for slots, loss, of_group in zip(of_round.groups, done.info.loss, idle, strict=True):
             np.testing.assert_array_equal(loss > 0, slots.mask & ~of_group)
@@ -157,24 +169,6 @@ def test_models_right_after_training_are_what_a_client_alone_gets_back_or_deploy
     done = played.play(jax.random.key(2), played.state, federation, cohort(federation, EVERYONE))
     of_all = jax.device_get(done.trained)
     assert any(differ(of_group[0], of_group[1]) for of_group in of_all)
-
-
-def test_absent_clients_keep_their_state(played, federation):
-    absent = [np.flatnonzero(~np.isin(group.id, SOME)) for group in federation.groups]
-    ids = np.concatenate([group.id[places] for group, places in zip(federation.groups, absent, strict=True)])
-
-    def of_leaf(path, stacked, leaf):
-        if not stacked:
-            return None
-        if group_of(path) is None:  # a matrix over pairs of clients
-            return leaf[ids], leaf[:, ids]
-        return leaf[absent[group_of(path)]]
-
-    def theirs(state):
-        return jax.tree.map_with_path(of_leaf, played.stacked, jax.device_get(state))
-
-    new = played.play(jax.random.key(2), played.state, federation, cohort(federation, SOME)).state
-    assert_same(theirs(new), theirs(played.state))
 
 
 def test_an_architecture_without_a_client_present_keeps_its_state(played, federation):

@@ -373,6 +373,7 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
     ]
     metrics[-1]["cohort"]["teacher"] = {"mean": 0.7, "lead": -0.1}  # the first round that has one
     config = {"label": "fedavg", "options": {"seed": 0, "rounds": 12}, "code": {"package": "", "files": {}}}
+    config["data"] = {}
     found = summarised(config, metrics, 0)
     assert found["seconds"] == {"train": 12, "write": 33}
     assert (found["simulated_seconds"], found["lost_answers"], found["bytes_down"]) == (6, 24, 24)

@@ -1,5 +1,6 @@
 """The trial of a method finds mistakes, and finds nothing where nothing is wrong."""
 
+import dataclasses
 import random
 import re
 
@@ -25,7 +26,7 @@ from jaxfl.fl import (
 from jaxfl.folder.variant import choose
 from jaxfl.mechanisms.sharing import no_leaf
 from jaxfl.registry import METHODS
-from jaxfl.runs import promises
+from jaxfl.runs import promises, trial
 
 
 @options
@@ -136,15 +137,15 @@ def without_hyper(config):
 )
 def test_options_of_all_methods_are_taken_or_refused_by_name(method, seen):
     variant = choose(method, promises.OPTIONS)
-    trial = promises.Trial(variant, variant.algorithm, None, promises.clients(), None, None)
-    found = promises.takes_common_options(trial)
+    begun = trial.Trial(variant, variant.algorithm, None, trial.clients(), None, None)
+    found = promises.takes_common_options(begun)
     assert re.search(seen, found) if seen else found is None
 
 
 def test_a_memory_without_the_kept_leaves_is_named_with_its_cure():
-    assert promises.begin(choose(remembers(its_part, head), promises.OPTIONS))
+    assert trial.begin(choose(remembers(its_part, head), promises.OPTIONS))
     with pytest.raises(JaxflError, match=r"\['classifier'\].*None is a leaf that stays .*tree.combine"):
-        promises.begin(choose(remembers(whole, head), promises.OPTIONS))
+        trial.begin(choose(remembers(whole, head), promises.OPTIONS))
 
 
 def scored(there, elsewhere):
@@ -183,6 +184,48 @@ def touches_everybody(state, info, federation, cohort):
     return state._replace(kept=jax.tree.map(lambda leaf: leaf / 2, state.kept)), info
 
 
+def reads_everybody(state, info, federation, cohort):
+    return moved(state, 1e-2 * sum(leaf.sum() for leaf in jax.tree.leaves(state.kept))), info
+
+
+def counts_rows(state, info, federation, cohort):
+    return moved(state, 1 / federation.groups[0].size.sum().astype(float)), info
+
+
+def receives_a_mixture(config):
+    """Build FedPer whose clients receive heads with a part of all clients' heads."""
+    right = METHODS["fedper"].build(config)
+
+    def receive(key, state, federation, cohort):
+        one, *others = right.receive(key, state, federation, cohort)
+        mixed = jax.tree.map(lambda leaf, of_all: leaf + of_all.sum(), one.stacked, state.kept[0])
+        return dataclasses.replace(one, stacked=mixed), *others
+
+    return right._replace(receive=receive)
+
+
+def begins_by_place(key, state, federation):
+    return state._replace(kept=jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), state.kept))
+
+
+def begins_with_rows(key, state, federation):
+    return moved(state, federation.groups[0].size.sum().astype(float))
+
+
+def begun(change):
+    """Return FedPer with a change of the state before its first round."""
+
+    def build(config):
+        right = METHODS["fedper"].build(config)
+
+        def init(key, federation, hyper):
+            return change(key, right.init(key, federation, hyper), federation)
+
+        return right._replace(init=init)
+
+    return Method("own", build, METHODS["fedper"].config, "a mistake")
+
+
 def bills_everybody(state, info, federation, cohort):
     return state, info._replace(up=jax.tree.map(lambda leaf: leaf + 1, info.up))
 
@@ -213,30 +256,40 @@ def nothing(state, info, federation, cohort):
         long(
             altered(touches_everybody), promises.leaves_the_absent_alone, "state.kept[0].params['classifier']"
         ),
+        long(begun(begins_by_place), promises.needs_only_its_cohort, "state.kept[0].params"),
+        long(begun(begins_with_rows), promises.needs_only_its_cohort, "state.shared[0].params"),
+        (altered(reads_everybody), promises.needs_only_its_cohort, "state.shared[0].params"),
+        long(altered(counts_rows), promises.needs_only_its_cohort, "depends on clients that are not in its"),
+        long(altered(touches_everybody), promises.needs_only_its_cohort, "a round writes to clients that"),
+        long(
+            Method("own", receives_a_mixture, METHODS["fedper"].config, "a mistake"),
+            promises.needs_only_its_cohort,
+            ".received[0] of a round depends on clients",
+        ),
         (altered(bills_everybody), promises.counts_what_is_sent, "Info.up counts clients who are not"),
         long(altered(nothing, Mu), promises.uses_every_rate, "nothing depends on mu in three rounds"),
         long(Method("own", keeps_no_leaf, Training, "a mistake"), promises.is_not_fedavg, "those of FedAvg"),
     ],
 )
 def test_a_mistake_is_seen(method, promise, seen):
-    assert seen in promise(promises.begin(choose(method, promises.OPTIONS)))
+    assert seen in promise(trial.begin(choose(method, promises.OPTIONS)))
 
 
 @pytest.mark.long
 def test_nan_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
-    assert promises.stays_finite(promises.begin(choose(scored(-jnp.inf, jnp.nan), promises.OPTIONS))) is None
+    assert promises.stays_finite(trial.begin(choose(scored(-jnp.inf, jnp.nan), promises.OPTIONS))) is None
 
 
 @pytest.mark.long
 def test_a_method_that_keeps_its_head_is_not_fedavg():
-    assert promises.is_not_fedavg(promises.begin(choose("fedper", promises.OPTIONS))) is None
+    assert promises.is_not_fedavg(trial.begin(choose("fedper", promises.OPTIONS))) is None
 
 
 @pytest.mark.long
 def test_a_method_that_begins_like_fedavg_is_not_fedavg():
     """The momentum of a server has no effect in the first round."""
     with_momentum = choose("fedavg,server_optimizer=sgd,server_momentum=0.9", promises.OPTIONS)
-    assert promises.is_not_fedavg(promises.begin(with_momentum)) is None
+    assert promises.is_not_fedavg(trial.begin(with_momentum)) is None
 
 
 @pytest.mark.long
