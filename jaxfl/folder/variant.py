@@ -48,7 +48,7 @@ class Variant(NamedTuple):
     @property
     def built_in(self) -> bool:
         """Whether the method is jaxfl's, rather than the user's own."""
-        return registry.METHODS.get(self.method.name) is self.method
+        return registry.METHODS.get(self.method.name) == self.method
 
 
 def choose(

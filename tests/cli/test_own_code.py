@@ -17,6 +17,7 @@ import jaxfl
 from jaxfl.cli import main
 from jaxfl.config import own_code
 from jaxfl.core.protocol_check import checked
+from jaxfl.folder.variant import choose
 from jaxfl.registry import METHODS
 
 OWN = Path(__file__).parents[1] / "own"
@@ -370,6 +371,11 @@ def test_a_grid_over_a_users_method_is_one_program(capsys):
     assert "to train again, or add --changed-code" in capsys.readouterr().err
     main([*compare, "--changed-code"])
     assert "4 of 4 runs in compared have finished with another version of your" in capsys.readouterr().err
+
+
+def test_only_methods_of_the_users_own_are_checked_before_they_run():
+    assert all(choose(name).built_in for name in METHODS)
+    assert not choose(METHODS["fedavg"]._replace(build=METHODS["fedprox"].build)).built_in
 
 
 def test_an_algorithm_with_a_users_step_does_not_only_average():
