@@ -67,8 +67,7 @@ def simulate(job: Job, start: int = 0, states: Sequence[Any] | None = None) -> I
     programs, federation, runs = job.programs, job.federation, len(job.keys)
     if start >= job.rounds:  # a run killed while its pictures were drawn: nothing is left to compile for
         return
-    for program, shapes in _needed(job, start):
-        program.begin(*shapes)  # while the initial weights are drawn
+    begin(job, start)  # while the initial weights are drawn
     if states is None:
         before, preparations, seconds = zip(*(_begin(job, i) for i in range(runs)), strict=True)
     else:
@@ -230,6 +229,12 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
 def newcomers_in_places(job: Job, last: int) -> Cohort:
     """Return the newcomers as the cohort of one more round with the number `last`."""
     return these_clients(job.federation, job.federation.newcomers, job.rounds, last, among_all=True)
+
+
+def begin(job: Job, start: int = 0) -> None:
+    """Start compiling the programs of a job in other threads; nothing runs."""
+    for program, shapes in _needed(job, start):
+        program.begin(*shapes)
 
 
 def compiled(job: Job) -> list[jax.stages.Compiled]:

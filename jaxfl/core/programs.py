@@ -16,7 +16,7 @@ import numpy as np
 from jaxfl.core import flops
 from jaxfl.machine.memory_maps import crowded
 
-_compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
+compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
 _programs = weakref.WeakSet()
 _uses = itertools.count()
 tracing = threading.RLock()  # one thread at a time traces, makes room or adds a program
@@ -50,11 +50,12 @@ class Program:
     def begin(self, *args) -> None:
         """Start compiling it for arguments of these shapes in another thread."""
         signature = _signature(args)
-        if signature in self._compiled or signature in self._begun:
-            return
-        start = time.perf_counter()
-        self._begun[signature] = _compilers.submit(self._lowered(args).compile)
-        self.seconds += time.perf_counter() - start
+        with tracing:
+            if signature in self._compiled or signature in self._begun:
+                return
+            start = time.perf_counter()
+            self._begun[signature] = compilers.submit(self._lowered(args).compile)
+            self.seconds += time.perf_counter() - start
 
     def compile(self, *args):
         """Return the executable for arguments of these shapes."""
@@ -68,7 +69,8 @@ class Program:
             if compiled := self._compiled.get(signature):
                 return compiled
             start = time.perf_counter()
-            begun = self._begun.pop(signature, None)
+            with tracing:  # another thread may be about to begin it
+                begun = self._begun.pop(signature, None)
             compiled = begun.result() if begun else self._lowered(args).compile()
             self._compiled[signature] = compiled
             self.seconds += time.perf_counter() - start

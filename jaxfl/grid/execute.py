@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxfl.config.setup import Setup
+from jaxfl.core.engine import begin as begin_compiling
+from jaxfl.core.programs import compilers
 from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.config import restore
@@ -239,10 +241,33 @@ def _run_batches(
         told.observer.said(f"Left out: {sentence}")
     errors |= hopeless
     batches = [batch for batch in batches if batch.keys().isdisjoint(hopeless)]
-    for batch in batches:
+    spent = {}  # what programs of a batch had compiled before, by its number
+    for number, batch in enumerate(batches):
         heed()
-        errors |= _run_batch(batch, shared, data, told, heed, **alone)
+        following = batches[number + 1 : number + 2]
+
+        def watch(*news, following=following, number=number, **more):
+            """Begin to compile for the next batch as soon as this one trains."""
+            for after in following if number + 1 not in spent else ():
+                spent[number + 1] = _compiled_by_now(after)
+                compilers.submit(_compile, after, shared, data)
+            told.watch(*news, **more)
+
+        spent.setdefault(number, _compiled_by_now(batch))
+        errors |= _run_batch(batch, shared, data, told._replace(watch=watch), heed, spent[number], **alone)
     return errors
+
+
+def _compiled_by_now(runs: Runs) -> tuple[int, float]:
+    return compilation(next(iter(runs.values())).variant.programs)
+
+
+def _compile(runs: Runs, shared: Setup, data: Data) -> None:
+    """Begin to compile for new runs, in another thread than theirs; what is wrong is said at their turn."""
+    if jax.process_count() == 1 and not any(store.holds(folder, store.CONFIG) for folder in runs):
+        fitting, size, _, data = _fitted(runs, shared, data)
+        first = itertools.islice(fitting.values(), size)
+        begin_compiling(job_of([run[:2] for run in first], data.federation))
 
 
 def _as_begun(folder: Path, entry: Planned) -> Planned:
@@ -284,22 +309,39 @@ def _refused(batches: Sequence[Runs], data: Data) -> Errors:
     return errors
 
 
-def _run_batch(
-    runs: Runs, shared: Setup, data: Data, told: Watched, heed: Callable[[], None], **alone: Any
-) -> Errors:
-    """Run a batch of unfinished runs, one of `_batches`, to its end; see `_run_batches`."""
+def _fitted(runs: Runs, shared: Setup, data: Data) -> tuple[Runs, int, str, Data]:
+    """Return a batch with its choices for this machine, how many runs are one program, and why, and its data.
+
+    Raises:
+      JaxflError: if they cannot run.
+    """
     first = next(iter(runs.values()))
-    variant, given = first.variant, first.setup
     begun = [folder for folder in runs if store.holds(folder, store.CONFIG)]
-    spent, kept = compilation(variant.programs), (lambda error: error) if alone else without_traceback
+    if begun and first.setup.machine != shared.machine:
+        data = start_from(prepare(first.setup, begun[0], data.source), first.setup, begun[0], ONLY_WARNINGS)
+    setup, data = fit_to_machine(first.variant, first.setup, data)
+    fitting = {
+        folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()
+    }
+    return fitting, *_together(list(fitting.values()), data), data
+
+
+def _run_batch(
+    runs: Runs,
+    shared: Setup,
+    data: Data,
+    told: Watched,
+    heed: Callable[[], None],
+    spent: tuple[int, float],
+    **alone: Any,
+) -> Errors:
+    """Run a batch of unfinished runs, one of `_batches`, to its end; see `_run_batches`.
+
+    `spent` is what their programs had compiled before any were begun for them.
+    """
+    kept = (lambda error: error) if alone else without_traceback
     try:
-        if begun and given.machine != shared.machine:
-            data = start_from(prepare(given, begun[0], data.source), given, begun[0], ONLY_WARNINGS)
-        setup, data = fit_to_machine(variant, given, data)
-        fitting = {
-            folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()
-        }
-        size, how = _together(list(fitting.values()), data)
+        fitting, size, how, data = _fitted(runs, shared, data)
     except JaxflError as error:
         return dict.fromkeys(runs, kept(error))
     if len(runs) > 1:
@@ -325,7 +367,7 @@ def _run_batch(
                 for run, outcome in zip(alike, outcomes, strict=True):
                     if isinstance(outcome, JaxflError):
                         errors[run.folder] = kept(outcome)
-                spent = compilation(variant.programs)
+                spent = _compiled_by_now(runs)
     return errors
 
 

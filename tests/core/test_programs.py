@@ -27,7 +27,7 @@ def test_a_compilation_in_another_thread_happens_once_and_its_error_is_raised_at
     def fail():
         raise ZeroDivisionError
 
-    program._begun[programs._signature((np.zeros(3),))] = programs._compilers.submit(fail)
+    program._begun[programs._signature((np.zeros(3),))] = programs.compilers.submit(fail)
     with pytest.raises(ZeroDivisionError):
         program(np.zeros(3))
     np.testing.assert_array_equal(program(np.zeros(3)), np.ones(3))  # the next call compiles it

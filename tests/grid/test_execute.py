@@ -15,7 +15,7 @@ from jaxfl import cli
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.errors import JaxflError
-from jaxfl.folder import checkpoint, store
+from jaxfl.folder import checkpoint, store, variant
 from jaxfl.grid import execute
 from jaxfl.results.notes import SELECTED
 from jaxfl.results.watch import progress
@@ -321,3 +321,20 @@ def test_tables_of_a_comparison_stay_at_the_round_that_validation_rows_chose(opt
         assert SELECTED in table.notes
         assert [cells[0] for _, cells in table.rows] == [cells[0] for _, cells in made.table.rows]
     assert made.against("local").rows == made.table.rows
+
+
+def test_the_next_programs_are_compiled_while_runs_train(options, tmp_path, monkeypatch):
+    begun, compile_ahead = [], execute._compile
+
+    def spied(runs, *rest):
+        begun.extend(folder.parent.name for folder in runs)
+        compile_ahead(runs, *rest)
+
+    monkeypatch.setattr(execute, "_compile", spied)
+    for words, folder in (["compare", "local", "fedper"], "both"), (["run", "fedper"], "alone"):
+        cli.main([*words, *options, "--run-dir", str(tmp_path / folder)])
+        variant._kept_programs.cache_clear()
+    assert begun == ["fedper"]
+    ahead, alone = (store.read_finished(tmp_path / folder)[0] for folder in ("both/fedper/seed-0", "alone"))
+    assert ahead["compilations"] == alone["compilations"] > 0
+    assert ahead["accuracy"] == alone["accuracy"]
