@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxfl.config.options import check_some, text
-from jaxfl.config.setup import PartitionOptions, RunOptions, Setup
+from jaxfl.config.asked import read_options
+from jaxfl.config.options import declared
+from jaxfl.config.setup import Setup
+from jaxfl.config.values import text
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, store
 from jaxfl.folder.config import described, experiment
@@ -41,9 +43,8 @@ def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, pa
     number = len(variants) * seeds * partition_seeds
     if number > MOST_RUNS:
         raise JaxflError(f"These are {number:,} runs; a comparison has at most {MOST_RUNS:,}.")
-    last = "the comparison's last run"  # whose seeds are the largest
-    check_some(last, RunOptions, {"seed": first + seeds - 1})
-    check_some(last, PartitionOptions, {"partition_seed": first_partition + partition_seeds - 1})
+    largest = {"seed": first + seeds - 1, "partition_seed": first_partition + partition_seeds - 1}
+    read_options("the comparison's last run", declared(Setup), largest)
 
     def run_folder(label, seed, number):
         partition = f"-partition-{number}" if number != first_partition else ""
@@ -100,11 +101,8 @@ def _differing(run: Path, entry: Planned) -> list[str]:
     asked = described(*entry[:2]) | {"beyond_target": begun.get("beyond_target", False)}
     then, now = experiment(begun), experiment(asked)
 
-    def words(value):
-        return text(tuple(value)) if isinstance(value, list) else text(value)
-
     return [
-        f"{name} {words(then.get(name))}, not {words(now.get(name))}"
+        f"{name} {text(then.get(name))}, not {text(now.get(name))}"
         for name in now | then
         if then.get(name) != now.get(name)
     ]

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxfl.config.command_options import Continuation
-from jaxfl.config.options import as_path, check_some
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, store
 from jaxfl.folder.config import described, restore, restore_setup
@@ -146,7 +145,6 @@ def resume(
                 code.refuse_changed(folder, then)
             setup, variant = restore(folder, config, changed_code)
             before, changed = setup.run.rounds, {"rounds": rounds, "devices": devices, "data_dir": data_dir}
-            check_some("jaxfl resume", Continuation, {"rounds": rounds})
             setup = setup.replace(**{name: value for name, value in changed.items() if value is not None})
             if setup.run.rounds < before:
                 raise JaxflError(

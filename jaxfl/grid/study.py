@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.owner import in_turn

@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.given import divide
-from jaxfl.config.options import as_path, hints
+from jaxfl.config.options import declared
 from jaxfl.config.setup import Setup, is_saved
+from jaxfl.config.values import as_path
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import store
-from jaxfl.folder.variant import Variant, choose
+from jaxfl.folder.variant import Variant
 from jaxfl.grid.plan import check_distinct
+from jaxfl.grid.resolve import resolve
 from jaxfl.machine import files
 from jaxfl.results.measures import SHOWN, known_measures, measure
 from jaxfl.results.paired import matching_label
 from jaxfl.results.result import NO_VALIDATION
 from jaxfl.results.tuned import apart, check_tuned
-from jaxfl.runs.prepare import check_setup
 
 METHOD = "method"  # the axis that every study has
 SHOW = "show"  # and the one of studies that show several things
@@ -265,42 +265,16 @@ def value_text(value: Any) -> str:
 
 
 def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Setup]:
-    """Return the methods of a setting, and the setup of all of them.
-
-    An option of all methods or of the federation applies to every run. Any other option applies to the
-    methods that have it, of which there must be at least one.
-    """
-    options = {**study.options, **options_of(setting)}
-    shared = {*hints(Setup), *hints(Training)}
-    own = {name: value for name, value in options.items() if name not in shared}
-    setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
-    setup = setup.replace(show=tuple(name for name in study.show if name in SHOWN))
-    check_setup(setup)
-    having = {choice: hints(registry.method(choice)[0].config) for choice in study.methods}
-    for name in own:
-        if not any(name in of_method for of_method in having.values()):
-            known = sorted(shared | {option for of_method in having.values() for option in of_method})
-            raise JaxflError(
-                f"{study.title}: none of its methods has an option {name!r}; {nearest(name, known)}"
-            )
-    variants = []
-    for choice, of_method in having.items():
-        applying = {name: value for name, value in own.items() if name in of_method}
-        method, given = registry.method(choice)
-        if twice := [name for name in applying if name in given]:
-            raise JaxflError(
-                f"{study.title}: {choice} sets {twice[0]}, which the study sets for all; leave it out of one."
-            )
-        _, typed = divide(applying, method.config, choice)
-        variants.append(choose(choice, common, typed))
-    return variants, setup
+    """Return the methods of a setting, and the setup of all of them, see `resolve`."""
+    shown = [name for name in study.show if name in SHOWN]
+    return resolve(study.title, study.methods, {**study.options, **options_of(setting), "show": shown})
 
 
 def without_axis(study: Study) -> list[tuple[str, str]]:
     """Return the methods and axes, of two values or more, along which all options of the method are equal."""
-    shared, found = {*hints(Setup), *hints(Training)}, []
+    shared, found = {*declared(Setup), *declared(Training)}, []
     for choice, (axis, values) in itertools.product(study.methods, study.axes.items()):
-        known = shared | {*hints(registry.method(choice)[0].config)}
+        known = shared | {*declared(registry.method(choice)[0].config)}
         having = [{n: v for n, v in options_of({axis: value}).items() if n in known} for value in values]
         if having.count(having[0]) == len(values) > 1:
             found.append((choice, axis))

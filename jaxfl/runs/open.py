@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax
 
-from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.folder import checkpoint, code, store
 from jaxfl.folder.config import described
 from jaxfl.folder.moved_paths import moved

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 
 from jaxfl.config import choices
-from jaxfl.config.options import as_path
+from jaxfl.config.options import Option, declared
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup, is_edges, is_saved
+from jaxfl.config.values import as_path
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.schedule import factors
@@ -223,10 +224,8 @@ def held_out(setup: Setup) -> float:
     name, options = choices.split(setup.data.public)
     if name != "held-out":
         return 0.0
-    share = choices.convert(name, {"share": float}, options).get("share", 0.1)
-    if not 0 < share < 1:
-        raise JaxflError(f"--public held-out: share must lie in (0, 1), but is {share}.")
-    return share
+    share = Option("share", float, interval="(0, 1)")
+    return choices.convert("--public held-out", {"share": share}, options).get("share", 0.1)
 
 
 def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | None:
@@ -237,8 +236,9 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
-    own = dict.fromkeys((CLASSES, *reader_of(name).options), str)
-    options = choices.convert(name, {"size": int, "labels": bool} | own, options)
+    own = {option: Option(option, str) for option in (CLASSES, *reader_of(name).options)}
+    ours = {"size": Option("size", int), "labels": Option("labels", bool)}
+    options = choices.convert(name, ours | own, options)
     name = choices.join(name, {key: options.pop(key) for key in own if key in options})
     ours, others = whole(absolute(setup.data.dataset)), whole(absolute(name))
     if options.get("labels") and ours[0] == others[0] and _chosen(ours) != _chosen(others):
@@ -270,7 +270,6 @@ def on_this_machine(setup: Setup, models):
 
 def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or out of range."""
-    setup.check()
     check_targets(setup.run.target)
     check_columns(setup.machine.show)
     public, options = choices.split(setup.data.public)
@@ -399,8 +398,8 @@ def _saved(path: Path, source: Source) -> Partition:
 
 def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:
     """Return the column of the data by which a partitioner divides, (N,); None if it uses labels."""
-    defaults = {option.name: option.default for option in choices.described(partitioner)}
-    return column(source, options.get("column", defaults["column"])) if "column" in defaults else None
+    known = declared(partitioner)
+    return column(source, options.get("column", known["column"].default)) if "column" in known else None
 
 
 def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:

@@ -607,7 +607,7 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["fedavg"]\ncolumns = "lr"', "no axis 'lr'"),
         ('methods = ["fedavg"]\nagainst = "fedper"', "no method 'fedper' is compared; choose from fedavg"),
         ('methods = ["fedavg"]\nshow = "acuracy"', "cannot show 'acuracy'; did you mean 'accuracy'?"),
-        ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "none of its methods has an option 'lam'"),
+        ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "has no option 'lam'"),
         ('methods = ["fedavg"]\n[options]\nrounds = "many"', "rounds"),
         ('methods = ["fedavgg"]', "no method 'fedavgg'; did you mean 'fedavg'?"),
         ("methods", "is not valid TOML"),
@@ -621,7 +621,7 @@ def test_every_study_of_the_papers_can_be_read():
         ('methods = ["local", "local"]', "methods has local twice"),
         ('methods = ["local"]\n[axes]\nepochs = [1, 1]', "epochs has 1 twice"),
         ('methods = ["local"]\n[axes]\naugment = [["crop"], "crop"]', "augment has crop twice"),
-        ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false sets kd, which"),
+        ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false gives kd, which"),
         ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 sets lam, which is also"),
         ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target; give it one"),
         (
