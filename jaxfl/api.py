@@ -18,8 +18,7 @@ from jaxfl.config.command_options import (
     Part,
     RunFolder,
     Seeds,
-    Shown,
-    Targets,
+    View,
 )
 from jaxfl.config.values import as_path
 from jaxfl.core.protocol import Method
@@ -38,6 +37,7 @@ from jaxfl.results import report as reports
 from jaxfl.results.table import Table
 from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.interrupt import heeded
+from jaxfl.runs.observer import Terms
 from jaxfl.terminal import print_result, print_table, shown
 
 
@@ -71,11 +71,10 @@ def run(
     """
     _start(options.get("devices"))
     variant, setup = resolve_run(method, options)
-    folder, limit = _stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
+    where, limit = _stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
     with heeded(), shown(quiet) as observer:
-        folder, result = runs.run(
-            variant, setup, folder.run_dir, log=_logs(log), observer=observer, **vars(limit)
-        )
+        terms = Terms(_logs(log), False, limit.max_seconds, observer)
+        folder, result = runs.run(variant, setup, where.run_dir, terms)
     if not quiet:
         print_result(result, folder)
     return dataclasses.replace(runs_by_folder.load(folder), variant=None if variant.name else variant)
@@ -143,18 +142,9 @@ def compare(
         changed_code=changed_code,
     )
     with heeded(), shown(quiet) as observer:
-        made = comparing.compare(
-            variants,
-            setup,
-            folder=where.run_dir,
-            only=labels_of_part(variants, which.part, where.run_dir),
-            log=_logs(log),
-            observer=observer,
-            **vars(seeding),
-            **vars(columns),
-            **vars(limit),
-            **vars(code),
-        )
+        terms = Terms(_logs(log), code.changed_code, limit.max_seconds, observer)
+        only = labels_of_part(variants, which.part, where.run_dir)
+        made = comparing.compare(variants, setup, seeding, columns, where.run_dir, terms, only=only)
     return _printed(made, quiet)
 
 
@@ -196,13 +186,13 @@ def resume(
     _start(devices, run_dir)
     folder = as_path(run_dir)
     given = {"rounds": rounds, "devices": devices, "data_dir": data_dir, "changed_code": changed_code}
-    stated = _stated("jaxfl.resume", Continuation, Limit, ChangedCode, **given, max_seconds=max_seconds)
-    how: dict[str, Any] = {name: value for part in stated for name, value in vars(part).items()}
-    how["log"] = _logs(log)
+    subjects = (Continuation, Limit, ChangedCode)
+    changed, limit, code = _stated("jaxfl.resume", *subjects, **given, max_seconds=max_seconds)
     with heeded(), shown(quiet) as observer:
+        terms = Terms(_logs(log), code.changed_code, limit.max_seconds, observer)
         if store.holds(folder, store.COMMAND):
-            return _printed(comparing.resume(folder, observer=observer, **how), quiet)
-        result = runs.resume(folder, observer=observer, **how)
+            return _printed(comparing.resume(folder, changed, terms), quiet)
+        result = runs.resume(folder, changed, terms)
     if not quiet:
         print_result(result, folder)
     return runs_by_folder.load(folder, changed_code)
@@ -244,10 +234,8 @@ def report(
     folders = [as_path(run_dir) for run_dir in run_dirs]
     given = {"target": target, "out": out, "against": against, "pictures": pictures}
     given |= {"show": show, "hide": hide, "tune": tune, "select": select}
-    stated = _stated("jaxfl.report", Targets, Output, Shown, Columns, **given)
-    checked = {name: value for part in stated for name, value in vars(part).items()}
-    to = checked.pop("out") or store.report_folder(folders)
-    return reports.report(folders, to, **checked)
+    view, to = _stated("jaxfl.report", View, Output, **given)
+    return reports.report(folders, to.out or store.report_folder(folders), view, pictures=to.pictures)
 
 
 def load(

@@ -28,9 +28,8 @@ from jaxfl.config.command_options import (
     Repetition,
     RunFolder,
     Seeds,
-    Shown,
     StudyFolders,
-    Targets,
+    View,
 )
 from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
@@ -52,7 +51,9 @@ from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.results import report as reports
 from jaxfl.results.table import as_text
 from jaxfl.results.watch import watch
-from jaxfl.runs.prepare import check_setup, divide, draw_shift, load_source
+from jaxfl.runs.observer import Terms
+from jaxfl.runs.prepare import divide, draw_shift, load_source
+from jaxfl.runs.setup_check import check_setup
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
 STUDIES = Path("experiments")  # where a checkout has them
@@ -126,8 +127,8 @@ def _begin(
     """Call what runs a method with the options `BESIDE`, once the processes are connected."""
     _join(processes)
     with Bar() as bar:
-        options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
-        folder, result = run(folder=where.run_dir, **options)
+        terms = Terms(logs.log, False, limit.max_seconds, bar.observer)
+        folder, result = run(folder=where.run_dir, terms=terms, profile=profile.profile)
     print_result(result, folder)
 
 
@@ -144,11 +145,8 @@ def _compare(arguments: list[str]) -> None:
     variants, setup = resolve("jaxfl compare", named, asked)
     only = labels_of_part(variants, part.part, where.run_dir)
     with Bar() as bar:
-        options = {"only": only, "log": logs.log, "observer": bar.observer}
-        options |= vars(columns) | vars(code) | vars(limit)
-        made = comparisons.compare(
-            variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
-        )
+        terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
+        made = comparisons.compare(variants, setup, seeds, columns, where.run_dir, terms, only=only)
     _print_comparison(made, only, seeds.seeds * seeds.partition_seeds)
 
 
@@ -182,16 +180,9 @@ def _study(arguments: list[str]) -> None:
         raise JaxflError(f"There is no study {file}; {hint}")
     study, folder = studies.read(file), where.run_dir or studies.usual_folder(file)
     with Bar() as bar:
-        table, failures = studies.run(
-            study,
-            folder,
-            data_dir=where.data_dir,
-            pictures=where.pictures,
-            observer=bar.observer,
-            **vars(part),
-            **vars(code),
-            **vars(limit),
-        )
+        terms = Terms((), code.changed_code, limit.max_seconds, bar.observer)
+        how = {"data_dir": where.data_dir, "pictures": where.pictures, "terms": terms}
+        table, failures = studies.run(study, folder, part=part.part, **how)
     if table:
         OUT.print(as_text(table, OUT.width))
         picture = f"study.{where.pictures}"
@@ -210,16 +201,17 @@ def _resume(arguments: list[str]) -> None:
     subjects = (Continuation, Logs, ChangedCode, Limit, Processes)
     name, (continuation, logs, code, limit, processes) = _named(arguments, "resume", "RUN", *subjects)
     _join(processes)
-    folder, options = as_path(name), vars(continuation) | vars(code) | vars(limit)
+    folder, bar = as_path(name), Bar()
+    terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
     if store.holds(folder, store.COMMAND):
         asked = store.read_command(folder)
-        with Bar() as bar:
-            made = comparisons.resume(folder, log=logs.log, observer=bar.observer, **options)
+        with bar:
+            made = comparisons.resume(folder, continuation, terms)
         labels = [method["label"] for method in asked["methods"]]
         return _print_comparison(made, labels, asked["seeds"] * asked["partition_seeds"])
     had_finished = store.holds(folder, store.RESULT)
-    with Bar() as bar:
-        result = runs.resume(folder, log=logs.log, observer=bar.observer, **options)
+    with bar:
+        result = runs.resume(folder, continuation, terms)
     print_result(result, folder)
     if had_finished and continuation.rounds is None:
         least = max(result["rounds"] + 1, store.read_config(folder)["options"]["rounds"])
@@ -251,15 +243,12 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
-    _, shown, columns, targets, output = parse(
-        COMMANDS["report"].usage, arguments, [], Shown, Columns, Targets, Output
-    )
+    _, view, output = parse(COMMANDS["report"].usage, arguments, [], View, Output)
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [as_path(word) for word in named]
     out = output.out or store.report_folder(folders)
-    options = {"target": targets.target, "pictures": output.pictures, **vars(shown), **vars(columns)}
-    print_table(reports.report(folders, out, **options), out)
+    print_table(reports.report(folders, out, view, pictures=output.pictures), out)
 
 
 def _partition(arguments: list[str]) -> None:

@@ -80,7 +80,7 @@ def parse(
     if others:
         refusal = _unknown_option if others[0].startswith("-") else _stray
         raise JaxflError(refusal(program, others[0], arguments, compared, known))
-    made = [make(cls, f"jaxfl {program}", asked) for cls in commands]
+    made = [make(cls, f"jaxfl {program.partition(' ')[0]}", asked) for cls in commands]
     return [{name: asked[name] for name in asked if name in options}, *made]
 
 

@@ -32,7 +32,7 @@ from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.loop import Run, compilation, proceed
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.open import begin, reopen
-from jaxfl.runs.prepare import Data, check_setup, load_source, prepare
+from jaxfl.runs.prepare import Data, load_source, prepare
 
 Errors = dict[Path, JaxflError]  # of runs that do not finish, by folder
 
@@ -94,7 +94,6 @@ def execute(
                 continue
             setup, first = setup.replace(partition_seed=number), source is None
             if source is None:
-                check_setup(setup)
                 source = load_source(setup)
             data = None  # the last partition's data go: the next ones need the memory
             try:
@@ -295,11 +294,8 @@ def _run_batch(
     try:
         if begun and given.machine != shared.machine:
             data = start_from(prepare(given, begun[0], data.source), given, begun[0], ONLY_WARNINGS)
-        setup, data = fit_to_machine(variant, given, data)
-        fitting = {
-            folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()
-        }
-        size, how = _together(list(fitting.values()), data)
+        data = fit_to_machine(variant, given, data)
+        size, how = _together(list(runs.values()), data)
     except JaxflError as error:
         return dict.fromkeys(runs, kept(error))
     if len(runs) > 1:
@@ -310,7 +306,7 @@ def _run_batch(
         heed()
         with contextlib.ExitStack() as held:
             ready = []
-            for folder, run in itertools.islice(fitting.items(), start, start + size):
+            for folder, run in itertools.islice(runs.items(), start, start + size):
                 try:
                     held.enter_context(owned(folder))
                     ready += _opened(folder, run, data, partial(told.watch, folder))
@@ -320,7 +316,7 @@ def _run_batch(
             ready.sort(key=lambda run: run.done)
             for _, alike in itertools.groupby(ready, key=lambda run: run.done):
                 alike = list(alike)
-                job = job_of([fitting[run.folder][:2] for run in alike], data.federation)
+                job = job_of([runs[run.folder][:2] for run in alike], data.federation)
                 outcomes = proceed(job, alike, data.client_devices, spent, **alone)
                 for run, outcome in zip(alike, outcomes, strict=True):
                     if isinstance(outcome, JaxflError):

@@ -9,7 +9,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
 from jaxfl.folder.variant import Variant, choose
-from jaxfl.runs.prepare import check_setup
+from jaxfl.runs.setup_check import check_setup
 
 
 def resolve_run(choice: str | Method, asked: Asked) -> tuple[Variant, Setup]:

@@ -3,7 +3,6 @@
 source -> partition -> links -> models -> Federation
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from jaxfl.config.setup import PartitionOptions, Setup, is_edges, is_saved
 from jaxfl.config.values import as_path
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
-from jaxfl.core.schedule import factors
 from jaxfl.core.window import on_host
 from jaxfl.data import generators as streams
 from jaxfl.data import partition as partitions
@@ -37,8 +35,6 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import store
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.model import Model
-from jaxfl.results.measures import check_columns
-from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
 
 CLIENTS = 20  # default number
@@ -76,7 +72,6 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     Raises:
       JaxflError: if something does not fit or is not available, or the run was computed on other images.
     """
-    check_setup(setup)
     _require_device()
     source = source or load_source(setup)
     partition = divide(setup, source, saved and saved / store.PARTITION)
@@ -84,10 +79,9 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     if saved:
         _require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
-    setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
+    models = build_models(setup, source.images.shape[1:], partition)
     public = other_images(setup, source, partition.rows)
-    at_once, devices = setup.machine.clients_at_once, setup.machine.devices
-    assert at_once and devices  # chosen by now
+    at_once, devices = share_out(setup, max(count for _, count in models))
     drawn = draw_shift(setup, source, len(partition.train))
     of_host = setup.machine.client_state == "host"
     apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
@@ -167,9 +161,8 @@ def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun
       JaxflError: if something does not fit, or a model is not found again.
     """
     _require_device()
-    setup = setup.replace(devices=1)
     height, width, channels = images["shape"]
-    _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition))
+    models = build_models(setup, (height, width, channels), partition)
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
     return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
@@ -256,76 +249,18 @@ def _chosen(of_whole: tuple[str, str | None]) -> list[int] | None:
     return None if classes is None else numbered(classes)
 
 
-def on_this_machine(setup: Setup, models):
-    """Return the setup with its automatic choices made, and the models with the chosen convolution."""
-    largest = max(count for _, count in models)
+def share_out(setup: Setup, largest: int) -> tuple[int, int]:
+    """Return how many clients train at once on a device, and how many devices share them.
+
+    Args:
+      setup: the options, which may say so; else this machine does.
+      largest: number of clients of the largest group.
+    """
     at_once = setup.machine.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
     active = math.ceil(largest * setup.run.participation - 1e-9)
     processes = jax.process_count()  # each takes part with equally many devices
-    devices = setup.machine.devices or processes * max(1, min(jax.local_device_count(), active // processes))
-    convolution = setup.machine.convolution
-    setup = setup.replace(clients_at_once=at_once, devices=devices, convolution=convolution)
-    return setup, tuple((dataclasses.replace(model, convolution=convolution), n) for model, n in models)
-
-
-def check_setup(setup: Setup) -> None:
-    """Refuse options that contradict each other, or are of another type or out of range."""
-    check_targets(setup.run.target)
-    check_columns(setup.machine.show)
-    public, options = choices.split(setup.data.public)
-    if public in ("auto", "none") and options:
-        option = next(iter(options))
-        raise JaxflError(f"--public {public} takes no {option}; write --public held-out,share=0.1.")
-    if setup.run.stop_at_target and not setup.run.target:
-        raise JaxflError("--stop-at-target needs an accuracy to stop at; add --target 0.7.")
-    if setup.run.deadline is not None and not setup.run.device_profile:
-        raise JaxflError(
-            f"--deadline {setup.run.deadline:g} needs to know how fast clients are; add --device-profile "
-            "ARCHITECTURE=FLOPS:BYTES for each architecture."
-        )
-    if setup.run.device_spread and not setup.run.device_profile:
-        raise JaxflError(
-            f"--device-spread {setup.run.device_spread:g} is around the speeds of --device-profile; add "
-            "--device-profile ARCHITECTURE=FLOPS:BYTES for each architecture."
-        )
-    every = setup.machine.checkpoint_every
-    if every is not None and every % setup.run.eval_every:
-        raise JaxflError(
-            f"--checkpoint-every {every} is not a multiple of --eval-every {setup.run.eval_every}; "
-            "checkpoints are written at evaluations."
-        )
-    if is_saved(setup.partition.partition):
-        _check_saved(setup)
-    else:
-        _partitioner(setup)
-    factors(setup.run.schedule, setup.run.rounds)  # or a sentence about the schedule
-
-
-def seed_draws(setup: Setup) -> bool:
-    """Return whether the partition seed draws anything with a saved partition."""
-    others = setup.data.public not in ("auto", "none", "held-out")
-    links = setup.run.topology.partition(",")[0] == "er" or ".py:" in setup.run.topology
-    return bool(setup.data.shift or setup.run.newcomers or others or links)
-
-
-def _check_saved(setup: Setup) -> None:
-    """Refuse options that would change a saved partition."""
-    given = setup.partition
-    if setup.data.public.startswith("held-out,"):
-        raise JaxflError(
-            f"--public {setup.data.public} does not change the saved partition {given.partition}, which "
-            "holds out its own images; write --public held-out."
-        )
-    seed = given.partition_seed if seed_draws(setup) else PartitionOptions().partition_seed
-    saved = PartitionOptions(given.partition, given.clients, seed)
-    for name, value in vars(saved).items():
-        if getattr(given, name) != value:
-            flag = name.replace("_", "-")
-            raise JaxflError(
-                f"--{flag} does not change the saved partition {given.partition}, which was divided with "
-                "its own; leave it out, or divide the data again (lists of rows in JSON have validation rows "
-                'as "val").'
-            )
+    usual = processes * max(1, min(jax.local_device_count(), active // processes))
+    return at_once, setup.machine.devices or usual
 
 
 def load_source(setup: Setup) -> Source:
@@ -333,7 +268,7 @@ def load_source(setup: Setup) -> Source:
     return load(setup.data.dataset, setup.machine.data_dir)
 
 
-def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
+def partitioner_of(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
     """Return the partitioner: its name, its function, and its options.
 
     Raises:
@@ -363,7 +298,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 "--public held-out, or name another data set in its place."
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
-    name, partitioner, options = _partitioner(setup)
+    name, partitioner, options = partitioner_of(setup)
     by = _column(source, partitioner, options)
     other = setup.partition.disjoint_from
     without = _saved(other, source).rows if other else ()

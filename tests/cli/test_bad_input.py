@@ -139,7 +139,7 @@ REFUSED = [
     ("compare", "Name the methods to compare"),
     ("compare fedavg fedavg @own.args", "named twice"),
     ("compare ditto lam=0.1 @own.args", "no method 'lam=0.1'; options follow a comma, NAME,lam=0.1."),
-    ("compare fedavg @own.args --seeds 0", "--seeds must be at least 1, not 0"),
+    ("compare fedavg @own.args --seeds 0", "jaxfl compare: --seeds must lie in [1, inf), but is 0"),
     ("compare fedavg @own.args --seeds 100001", "100,001 runs; a comparison has at most 100,000"),
     (
         "compare fedavg @own.args --seed 4294967295 --seeds 2",
