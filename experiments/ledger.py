@@ -16,13 +16,14 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxfl.cli.words import expand, given, names_and_flags, parse
+from jaxfl.cli.words import expand, names_and_flags, parse
 from jaxfl.config.setup import Setup
 from jaxfl.core.cohorts import these_clients
 from jaxfl.core.job import traced
 from jaxfl.core.training import Training
 from jaxfl.data.federation import Federation
-from jaxfl.folder.variant import Variant, choose
+from jaxfl.folder.variant import Variant
+from jaxfl.grid.resolve import resolve
 from jaxfl.runs.prepare import prepare
 
 
@@ -40,10 +41,10 @@ class Line(NamedTuple):
 def main() -> None:
     """Write the table and the bars."""
     (out, *named), flags = names_and_flags(expand(sys.argv[1:]))
-    setup, training = parse("ledger.py", flags, named, federation=Setup(), methods=Training())
+    (asked,) = parse("ledger.py", flags, [Setup(), Training()], compared=named)
+    variants, setup = resolve("ledger.py", named, asked)
     data, lines = prepare(setup), []
-    for choice in named:
-        variant = choose(choice, given(flags, training))
+    for variant in variants:
         for (model, clients), up, down in zip(data.models, *ledger(variant, data.federation), strict=True):
             lines.append(Line(variant.label, model.name, clients, model.size, 4 * up / 1e6, 4 * down / 1e6))
     with Path(f"{out}.csv").open("w") as file:

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxfl import registry
-from jaxfl.config import choices
+from jaxfl.config.asked import make
 from jaxfl.config.command_options import (
     ChangedCode,
     Columns,
@@ -19,30 +18,26 @@ from jaxfl.config.command_options import (
     Part,
     RunFolder,
     Seeds,
-    Shown,
-    Targets,
+    View,
 )
-from jaxfl.config.given import divide, stated
-from jaxfl.config.options import as_path, hints
-from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.core.protocol import Method
-from jaxfl.core.training import Training
 from jaxfl.deployed import load as runs_by_folder
 from jaxfl.deployed.load import Loaded
 from jaxfl.errors import JaxflError
 from jaxfl.folder import several_runs, store
-from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparing
 from jaxfl.grid import comparison
 from jaxfl.grid import run as runs
 from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.part import labels_of_part
+from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.start import cpu_devices, start
 from jaxfl.results import report as reports
 from jaxfl.results.table import Table
 from jaxfl.runs.init_from import final_arrays
 from jaxfl.runs.interrupt import heeded
-from jaxfl.runs.prepare import check_setup
+from jaxfl.runs.observer import Terms
 from jaxfl.terminal import print_result, print_table, shown
 
 
@@ -75,19 +70,11 @@ def run(
       JaxflError: if an option is unknown, of another type or out of range, or something is missing.
     """
     _start(options.get("devices"))
-    found, _ = registry.method(method)
-    setup, own = _divide(options, found.config, found.name)
-    variant = choose(method, **own)
-    checked = stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
+    variant, setup = resolve_run(method, options)
+    where, limit = _stated("jaxfl.run", RunFolder, Limit, run_dir=run_dir, max_seconds=max_seconds)
     with heeded(), shown(quiet) as observer:
-        folder, result = runs.run(
-            variant,
-            setup,
-            checked.pop("run_dir"),
-            log=_several("log", log, Callable),
-            observer=observer,
-            **checked,
-        )
+        terms = Terms(_logs(log), False, limit.max_seconds, observer)
+        folder, result = runs.run(variant, setup, where.run_dir, terms)
     if not quiet:
         print_result(result, folder)
     return dataclasses.replace(runs_by_folder.load(folder), variant=None if variant.name else variant)
@@ -139,17 +126,8 @@ def compare(
     if not methods:
         raise JaxflError('Name the methods to compare: jaxfl.compare("fedavg", "fedper").')
     _start(options.get("devices"), run_dir)
-    for name in options:
-        if name not in hints(Training) and (owners := registry.owners(name)):
-            chosen = [each for each in methods if isinstance(each, str)]
-            meant = [choice for choice in chosen if choices.split(choice)[0] in owners] or owners
-            raise JaxflError(
-                f"{name} is an option of {', '.join(owners)}, not of jaxfl.compare; write "
-                f'"{meant[0]},{name}=VALUE".'
-            )
-    setup, common = _divide(options, Training, "jaxfl.compare")
-    variants = [choose(method, common) for method in methods]
-    checked = stated(
+    variants, setup = resolve("jaxfl.compare", methods, options)
+    seeding, where, columns, which, limit, code = _stated(
         "jaxfl.compare",
         *(Seeds, RunFolder, Columns, Part, Limit, ChangedCode),
         seeds=seeds,
@@ -163,17 +141,10 @@ def compare(
         max_seconds=max_seconds,
         changed_code=changed_code,
     )
-    folder = checked.pop("run_dir")
     with heeded(), shown(quiet) as observer:
-        made = comparing.compare(
-            variants,
-            setup,
-            folder=folder,
-            only=labels_of_part(variants, checked.pop("part"), folder),
-            log=_several("log", log, Callable),
-            observer=observer,
-            **checked,
-        )
+        terms = Terms(_logs(log), code.changed_code, limit.max_seconds, observer)
+        only = labels_of_part(variants, which.part, where.run_dir)
+        made = comparing.compare(variants, setup, seeding, columns, where.run_dir, terms, only=only)
     return _printed(made, quiet)
 
 
@@ -215,12 +186,13 @@ def resume(
     _start(devices, run_dir)
     folder = as_path(run_dir)
     given = {"rounds": rounds, "devices": devices, "data_dir": data_dir, "changed_code": changed_code}
-    how = stated("jaxfl.resume", Continuation, Limit, ChangedCode, **given, max_seconds=max_seconds)
-    how |= {"log": _several("log", log, Callable)}
+    subjects = (Continuation, Limit, ChangedCode)
+    changed, limit, code = _stated("jaxfl.resume", *subjects, **given, max_seconds=max_seconds)
     with heeded(), shown(quiet) as observer:
+        terms = Terms(_logs(log), code.changed_code, limit.max_seconds, observer)
         if store.holds(folder, store.COMMAND):
-            return _printed(comparing.resume(folder, observer=observer, **how), quiet)
-        result = runs.resume(folder, observer=observer, **how)
+            return _printed(comparing.resume(folder, changed, terms), quiet)
+        result = runs.resume(folder, changed, terms)
     if not quiet:
         print_result(result, folder)
     return runs_by_folder.load(folder, changed_code)
@@ -261,10 +233,9 @@ def report(
         raise JaxflError('Name the run folders: jaxfl.report("runs/fedavg-digits").')
     folders = [as_path(run_dir) for run_dir in run_dirs]
     given = {"target": target, "out": out, "against": against, "pictures": pictures}
-    of_table = {"show": show, "hide": hide, "tune": tune, "select": select}
-    checked = stated("jaxfl.report", Targets, Output, Shown, Columns, **of_table, **given)
-    to = checked.pop("out") or several_runs.report_folder(folders)
-    return reports.report(folders, to, **checked)
+    given |= {"show": show, "hide": hide, "tune": tune, "select": select}
+    view, to = _stated("jaxfl.report", View, Output, **given)
+    return reports.report(folders, to.out or several_runs.report_folder(folders), view, pictures=to.pictures)
 
 
 def load(
@@ -288,10 +259,10 @@ def load(
       JaxflError: if the folder holds neither, or its files are damaged.
     """
     folder = as_path(run_dir)
-    how = stated("jaxfl.load", ChangedCode, Evaluation, changed_code=changed_code, round=round)
-    if not store.holds(folder, store.CONFIG) and several_runs.runs_in(folder):
-        return comparison.load(folder, **how)
-    return runs_by_folder.load(folder, **how)
+    code, when = _stated("jaxfl.load", ChangedCode, Evaluation, changed_code=changed_code, round=round)
+    of_many = not store.holds(folder, store.CONFIG) and several_runs.runs_in(folder)
+    opened = comparison.load if of_many else runs_by_folder.load
+    return opened(folder, code.changed_code, when.round)
 
 
 def final_weights(run_dir: str | Path) -> dict[str, np.ndarray]:
@@ -315,17 +286,14 @@ def _start(devices: Any, run_dir: str | Path | None = None) -> None:
     start(cpu_devices(devices if isinstance(devices, int) else None, before))
 
 
-def _divide(options: dict[str, Any], config: type, whose: str) -> tuple[Setup, dict[str, Any]]:
-    """Divide options into the setup and those of a configuration, see `jaxfl.config.given.divide`."""
-    setup, own = divide(options, config, whose)
-    check_setup(setup)
-    return setup, own
+def _stated(whose: str, *subjects: type, **options) -> list[Any]:
+    """Return an instance of each class of a command's options, see `jaxfl.config.command_options`."""
+    return [make(subject, whose, options) for subject in subjects]
 
 
-def _several(flag: str, names: Any, *kinds: Any) -> tuple[Any, ...]:
-    if isinstance(names, (str, *kinds)):
-        return (names,)
-    what = "name or function" if kinds else "name"
-    if not isinstance(names, Sequence) or not all(isinstance(name, (str, *kinds)) for name in names):
-        raise JaxflError(f"--{flag} must be one {what} or a list of them, not {names!r}.")
-    return tuple(names)
+def _logs(log: Any) -> tuple[str | Callable, ...]:
+    if isinstance(log, str | Callable):
+        return (log,)
+    if not isinstance(log, Sequence) or not all(isinstance(each, str | Callable) for each in log):
+        raise JaxflError(f"--log must be one name or function or a list of them, not {log!r}.")
+    return tuple(log)

@@ -5,7 +5,6 @@ import importlib
 import itertools
 import pkgutil
 import re
-import typing
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,7 @@ from typing import Any
 from jaxfl import algorithms
 from jaxfl.config import choices, own_code
 from jaxfl.config.command_options import Columns, Limit, Logs, Profile, RunFolder, Seeds
-from jaxfl.config.options import DECORATED, hints
+from jaxfl.config.options import DECORATED, declared
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
@@ -22,7 +21,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import Processes
 
 OF_COMMANDS = [  # further options, of the commands and of `jaxfl.run`
-    *itertools.chain(*map(hints, (RunFolder, Logs, Profile, Limit, Seeds, Columns))),
+    *itertools.chain(*map(declared, (RunFolder, Logs, Profile, Limit, Seeds, Columns))),
     "method",
     "quiet",
 ]
@@ -76,7 +75,7 @@ METHODS = discover(algorithms)
 
 def owners(option: str) -> list[str]:
     """Return the names of the built-in methods that have an option."""
-    return [method.name for method in METHODS.values() if option in hints(method.config)]
+    return [method.name for method in METHODS.values() if option in declared(method.config)]
 
 
 def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
@@ -111,11 +110,11 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
             f'{name}: needs must be a tuple of names, such as ("public",), or a function of a config that '
             "returns one."
         )
-    own, shared = hints(found.config), [*hints(Setup), *hints(Processes), *OF_COMMANDS]
+    own, shared = declared(found.config), [*declared(Setup), *declared(Processes), *OF_COMMANDS]
     for option in own:
         if option in shared:
             raise JaxflError(
                 f"{own_code.line_of(found.config)}: {found.name} has its own option {option!r}, which is "
                 f"also an option of every run (--{option.replace('_', '-')}); rename its own."
             )
-    return described(found), choices.convert(found.name, typing.get_type_hints(found.config), options)
+    return described(found), choices.convert(found.name, own, options)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from jaxfl.config import choices
+from jaxfl.config.command_options import View
 from jaxfl.config.setup import Setup
 from jaxfl.data import shift
 from jaxfl.data.partition import Partition
@@ -147,7 +148,7 @@ def print_result(result: Result, folder: Path) -> None:
     """Print the result of a run."""
     options = store.read_config(folder)["options"]
     run = finished_run(folder, (result["seed"], 0), result["method"], target=options.get("target", ()))
-    OUT.print(as_text(tabulate([run], options.get("show", ())), OUT.width))
+    OUT.print(as_text(tabulate([run], View(show=options.get("show", ()))), OUT.width))
     if result.get("stopped"):
         OUT.print(f"It has stopped after round {result['rounds']}: {result['stopped']}.")
     seconds = result["seconds"]

@@ -17,13 +17,11 @@ from sklearn.metrics import roc_auc_score
 import jaxfl
 from jaxfl import fl, registry
 from jaxfl.cli import main
-from jaxfl.config.given import divide
-from jaxfl.config.options import check, hints
 from jaxfl.config.setup import Setup
 from jaxfl.folder import store
 from jaxfl.grid import study
+from jaxfl.grid.resolve import resolve_run
 from jaxfl.models.zoo import MODELS
-from jaxfl.runs.prepare import check_setup
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = ROOT / "experiments"
@@ -79,12 +77,7 @@ def test_notebooks_name_methods_and_options_that_exist(path):
                 found += [(choice, options) for choice in choices if isinstance(choice, str)]
     assert found
     for choice, options in found:
-        method, given = registry.method(choice)
-        literal = {name: value for name, value in options.items() if value is not ...}
-        assert {*options} <= {*hints(Setup), *hints(method.config)}
-        setup, own = divide(literal, method.config, choice)
-        check_setup(setup)
-        check(choice, method.config(**given, **own))
+        _, setup = resolve_run(choice, {name: value for name, value in options.items() if value is not ...})
         for model in setup.run.models:
             assert model.partition(",")[0] in MODELS
 

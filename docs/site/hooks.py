@@ -14,8 +14,7 @@ from pathlib import Path
 from mkdocs.structure.files import File, Files
 
 from jaxfl import registry
-from jaxfl.config import choices
-from jaxfl.config.options import helps, hints, own_first, text
+from jaxfl.config.options import Described, declared, described, own_first
 from jaxfl.config.setup import DataOptions, MachineOptions, PartitionOptions, RunOptions
 from jaxfl.core.protocol import Method
 from jaxfl.core.schedule import SCHEDULES
@@ -23,7 +22,8 @@ from jaxfl.core.training import Training
 from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.shift import SHIFTS
-from jaxfl.models.zoo import MODELS, described
+from jaxfl.models.zoo import MODELS
+from jaxfl.models.zoo import described as described_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 from equations import as_markdown
@@ -84,13 +84,13 @@ def pages() -> dict[str, str]:
     made["methods/index.md"] = _methods()
     made["options.md"] = _options()
     made["networks-of-the-zoo.md"] = _catalogue(
-        "Networks of the zoo", "`--models NAME,option=value`", MODELS, described
+        "Networks of the zoo", "`--models NAME,option=value`", MODELS, described_model
     )
     made["partitions.md"] = _catalogue(
         "Partitions, shifts, graphs, schedules",
         "`--partition NAME,option=value`, `--shift`, `--topology` and `--schedule` alike",
         {**PARTITIONS, **SHIFTS, **TOPOLOGIES, **SCHEDULES},
-        choices.described,
+        described,
     )
     return made
 
@@ -100,7 +100,9 @@ def method_page(method: Method) -> str:
     module = sys.modules[method.build.__module__]
     config = method.config
     common, its = Training(), config()
-    own = [n for n in own_first(config) if n not in hints(Training) or getattr(its, n) != getattr(common, n)]
+    own = [
+        n for n in own_first(config) if n not in declared(Training) or getattr(its, n) != getattr(common, n)
+    ]
     parts = [
         f"# {method.name}",
         f"**{method.summary[:1].upper()}{method.summary[1:]}.** {method.paper}",
@@ -109,7 +111,7 @@ def method_page(method: Method) -> str:
         as_markdown(module.__doc__ or ""),
         f"Source: `{module.__name__.replace('.', '/')}.py`",
         "## Options and defaults of its own",
-        _table(_of_config(config, own)) if own else "None.",
+        _table(_rows_of(config, own)) if own else "None.",
         f"Those of [every method](../options.md#local-training) and of every run come beside them; "
         f"`jaxfl run {method.name} --help` shows all.",
     ]
@@ -138,13 +140,13 @@ def _options() -> str:
         ("Machine", MachineOptions),
         ("Local training", Training),
     ):
-        parts.append(f"## {title}\n\n" + _table(_of_config(config, list(hints(config)))))
+        parts.append(f"## {title}\n\n" + _table(_rows_of(config, list(declared(config)))))
     return "\n\n".join(parts)
 
 
-def _of_config(config: type, names: Sequence[str]) -> list[choices.Option]:
-    values, said = config(), helps(config)
-    return [choices.Option(name, text(getattr(values, name)), said.get(name, "")) for name in names]
+def _rows_of(config: type, names: Sequence[str]) -> list[Described]:
+    rows = {row.name: row for row in described(config)}
+    return [rows[name] for name in names]
 
 
 def _catalogue(title: str, use: str, table: dict[str, Callable], options: Callable) -> str:
@@ -156,7 +158,7 @@ def _catalogue(title: str, use: str, table: dict[str, Callable], options: Callab
     return "\n\n".join(parts)
 
 
-def _table(options: Sequence[choices.Option]) -> str:
+def _table(options: Sequence[Described]) -> str:
     rows = [
         (f"`{one.name.replace('_', '-')}`", f"`{one.default}`" if one.default else "", one.what)
         for one in options

@@ -35,7 +35,7 @@ def held(name: str, devices: int) -> tuple[int, int, int]:
     variant = choose(name)
     setup = provided(Setup.of(**OPTIONS, devices=devices), [variant])
     data = prepare(setup)
-    setup, data = fit_to_machine(variant, setup, data)
+    data = fit_to_machine(variant, setup, data)
     federation = data.federation
     groups = {federation.clients, *(len(group.id) for group in federation.groups)}
     state = jax.tree.leaves(federation.form(form_of_state(variant, setup, federation)))

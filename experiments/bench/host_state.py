@@ -38,7 +38,7 @@ def job(name: str, clients: int, place: str):
     options |= {"test": "source", "max_test": 10, "clients": clients, "participation": COHORT / clients}
     options |= {"rounds": CHUNK * CHUNKS, "eval_every": CHUNK, "client_state": place}
     setup = provided(Setup.of(**options), [variant])
-    setup, data = fit_to_machine(variant, setup, prepare(setup))
+    data = fit_to_machine(variant, setup, prepare(setup))
     return job_of([(variant, setup)], data.federation)
 
 

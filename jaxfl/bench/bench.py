@@ -22,7 +22,7 @@ from jaxfl.bench.workloads import (
     strategies,
 )
 from jaxfl.config import choices
-from jaxfl.config.options import check, within
+from jaxfl.config.options import within
 from jaxfl.errors import JaxflError
 
 
@@ -81,7 +81,6 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     Raises:
       JaxflError: if a workload, strategy or method is unknown, a number out of range, or PyTorch missing.
     """
-    check("bench", options)
     if options.grow and (len(options.grow) != 2 or not 0 < options.grow[0] <= options.grow[1]):
         raise JaxflError("--grow takes two numbers of clients, the first and the last: --grow 100 10000.")
     known = WORKLOADS | VARIANTS

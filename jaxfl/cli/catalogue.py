@@ -7,7 +7,7 @@ from rich.table import Table as RichTable
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.options import helps, hints, own_first, text
+from jaxfl.config.options import Described, declared, described
 from jaxfl.core.protocol import Method
 from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
@@ -15,7 +15,8 @@ from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
-from jaxfl.models.zoo import GIVEN, MODELS, described
+from jaxfl.models.zoo import GIVEN, MODELS
+from jaxfl.models.zoo import described as described_model
 from jaxfl.results.measures import titles
 
 NAMED = {  # by their name in the plural, which `jaxfl list` takes
@@ -42,7 +43,7 @@ def all_of(kind: str) -> RichTable:
         if isinstance(found, str):
             table.add_row(name, found)
         elif isinstance(found, Method):
-            own = [option for option in hints(found.config) if option not in hints(Training)]
+            own = [option for option in declared(found.config) if option not in declared(Training)]
             table.add_row(name, found.summary, found.paper, ", ".join(own))
         else:
             own = ", ".join(f"{option.name}={option.default}" for option in options_of(found))
@@ -66,17 +67,12 @@ def table_of(name: str) -> RichTable:
     return table
 
 
-def options_of(found: Method | Callable) -> list[choices.Option]:
+def options_of(found: Method | Callable) -> list[Described]:
     """Return the options of a method, a model, a partition, ..., a method's own ones first."""
-    if not isinstance(found, Method):
-        builds = set(GIVEN) <= set(inspect.signature(found).parameters)  # a model
-        return (described if builds else choices.described)(found)
-    config = found.config()
-    sentences = helps(type(config))
-    return [
-        choices.Option(option, text(getattr(config, option)), sentences.get(option, ""))
-        for option in own_first(type(config))
-    ]
+    if isinstance(found, Method):
+        return described(found.config)
+    builds = {*GIVEN} <= {*inspect.signature(found).parameters}  # a model
+    return (described_model if builds else described)(found)
 
 
 def _first_line(function: Callable) -> str:

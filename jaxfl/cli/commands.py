@@ -1,6 +1,5 @@
 """The commands of `jaxfl`: words in, tables out. The work in between is in the package."""
 
-import dataclasses
 import itertools
 import shlex
 from collections.abc import Callable, Collection
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 from rich.table import Table as RichTable
 
 from jaxfl import registry
-from jaxfl.cli.words import given, names_and_flags, parse
+from jaxfl.cli.words import names_and_flags, parse
+from jaxfl.config.asked import Asked
 from jaxfl.config.command_options import (
     ChangedCode,
     Columns,
@@ -28,12 +28,11 @@ from jaxfl.config.command_options import (
     Repetition,
     RunFolder,
     Seeds,
-    Shown,
     StudyFolders,
-    Targets,
+    View,
 )
-from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.core.training import Training
 from jaxfl.data import partition_formats
 from jaxfl.deployed.load import load
@@ -41,17 +40,20 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import several_runs, store
 from jaxfl.folder.config import restore_setup, training_of
 from jaxfl.folder.partition_files import save_partition
-from jaxfl.folder.variant import Variant, choose, variant_of
+from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparisons
 from jaxfl.grid import run as runs
 from jaxfl.grid import study as studies
 from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.part import labels_of_part
+from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.results import report as reports
 from jaxfl.results.table import as_text
 from jaxfl.results.watch import watch
-from jaxfl.runs.prepare import check_setup, divide, draw_shift, load_source
+from jaxfl.runs.observer import Terms
+from jaxfl.runs.prepare import divide, draw_shift, load_source
+from jaxfl.runs.setup_check import check_setup
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
 STUDIES = Path("experiments")  # where a checkout has them
@@ -89,81 +91,62 @@ def _run(arguments: list[str]) -> None:
     old, arguments = _from(arguments, "run")
     if old is not None:
         return _run_from(as_path(old), arguments)
-    others = _of_a_run()
     if arguments in HELP:
-        parse(COMMANDS["run"].usage, arguments, federation=Setup(), method=Training(), **others)
+        parse(COMMANDS["run"].usage, arguments, [Setup(), Training()], *BESIDE)
     choice, arguments = _positional(arguments, "run", "METHOD")
-    method, chosen = registry.method(choice)
-    default = method.config(**chosen)
-    config, setup, *others = parse(f"run {choice}", arguments, method=default, federation=Setup(), **others)
-    _begin(lambda **how: runs.run(_variant(choice, config), setup, **how), *others)
+    asked, *others = parse(f"run {choice}", arguments, [_defaults(choice), Setup()], *BESIDE)
+    variant, setup = resolve_run(choice, asked)
+    _begin(lambda **how: runs.run(variant, setup, **how), *others)
 
 
 def _run_from(old: Path, arguments: list[str]) -> None:
     """Repeat a run, or let another method run on its federation."""
-    others = {"repetition": Repetition(), **_of_a_run()}
-    if not names_and_flags(arguments)[0]:
-        again, *others = parse("run --from RUN", arguments, **others)
+    named, flags = names_and_flags(arguments)
+    if not named:
+        _, again, *others = parse("run --from RUN", flags, [], Repetition, *BESIDE)
         return _begin(lambda **how: runs.repeat(old, seed=again.seed, **how), *others)
     choice, *flags = arguments
-    method, chosen = registry.method(choice)
-    default = method.config(**training_of(store.read_config(old)) | chosen)
-    config, again, *others = parse(f"run {choice} --from RUN", flags, method=default, **others)
-    _begin(lambda **how: runs.repeat(old, seed=again.seed, variant=_variant(choice, config), **how), *others)
+    training = training_of(store.read_config(old))
+    sections = [_defaults(choice, training)]
+    asked, again, *others = parse(f"run {choice} --from RUN", flags, sections, Repetition, *BESIDE)
+    variant = choose(choice, training | asked)
+    _begin(lambda **how: runs.repeat(old, seed=again.seed, variant=variant, **how), *others)
 
 
-def _of_a_run() -> dict[str, Any]:
-    """Return the options of a run that are not part of what it tries."""
-    options = {"output": RunFolder(), "logs": Logs(), "profile": Profile(), "limit": Limit()}
-    return options | {"processes": Processes()}
+BESIDE = (RunFolder, Logs, Profile, Limit, Processes)  # options of a run that are not part of what it tries
 
 
-def _variant(choice: str, config: Any) -> Variant:
-    """Return a method with options; what its choice says holds, whatever flags say, as in a comparison."""
-    method, chosen = registry.method(choice)
-    return variant_of(choice, method, dataclasses.replace(config, **chosen))
+def _defaults(choice: str, training: Asked | None = None) -> Any:
+    """Return a method's options as they are without flags."""
+    return choose(choice, training).config
 
 
 def _begin(
     run: Callable, where: RunFolder, logs: Logs, profile: Profile, limit: Limit, processes: Processes
 ) -> None:
-    """Call what runs a method with the options `_of_a_run`, once the processes are connected."""
+    """Call what runs a method with the options `BESIDE`, once the processes are connected."""
     _join(processes)
     with Bar() as bar:
-        options = {"log": logs.log, "profile": profile.profile, "observer": bar.observer} | vars(limit)
-        folder, result = run(folder=where.run_dir, **options)
+        terms = Terms(logs.log, False, limit.max_seconds, bar.observer)
+        folder, result = run(folder=where.run_dir, terms=terms, profile=profile.profile)
     print_result(result, folder)
 
 
 def _compare(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
-    setup, training, seeds, columns, part, where, logs, code, limit, processes = parse(
-        "compare METHOD ...",
-        arguments,
-        named,
-        federation=Setup(),
-        methods=Training(),
-        seeds=Seeds(),
-        columns=Columns(),
-        part=Part(),
-        output=RunFolder(),
-        logs=Logs(),
-        code=ChangedCode(),
-        limit=Limit(),
-        processes=Processes(),
+    own = [_defaults(choice) for choice in named]
+    subjects = (Seeds, Columns, Part, RunFolder, Logs, ChangedCode, Limit, Processes)
+    asked, seeds, columns, part, where, logs, code, limit, processes = parse(
+        "compare METHOD ...", arguments, [Setup(), Training(), *own], *subjects, compared=named
     )
     if not named:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
     _join(processes)
-    common = given(arguments, training)
-    variants = [choose(choice, common) for choice in named]
+    variants, setup = resolve("jaxfl compare", named, asked)
     only = labels_of_part(variants, part.part, where.run_dir)
     with Bar() as bar:
-        options = {"only": only, "log": logs.log, "observer": bar.observer}
-        options |= vars(columns) | vars(code) | vars(limit)
-        made = comparisons.compare(
-            variants, setup, seeds.seeds, where.run_dir, partition_seeds=seeds.partition_seeds, **options
-        )
+        terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
+        made = comparisons.compare(variants, setup, seeds, columns, where.run_dir, terms, only=only)
     _print_comparison(made, only, seeds.seeds * seeds.partition_seeds)
 
 
@@ -178,7 +161,6 @@ def _print_comparison(made: Comparison, labels: Collection[str], each: int) -> N
 
 
 def _study(arguments: list[str]) -> None:
-    others = {"part": Part(), "output": StudyFolders(), "code": ChangedCode(), "limit": Limit()}
     if arguments == ["--list"]:
         table, found = RichTable("study", "title", "claim", "runs"), studies.found_below(STUDIES)
         if not found:
@@ -187,7 +169,8 @@ def _study(arguments: list[str]) -> None:
             runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
             table.add_row(name, study.title, study.claim, str(runs_of))
         return OUT.print(table)
-    name, (part, where, code, limit) = _named(arguments, "study", "FILE", **others)
+    subjects = (Part, StudyFolders, ChangedCode, Limit)
+    name, (part, where, code, limit) = _named(arguments, "study", "FILE", *subjects)
     file = study_path(name)
     if not file.is_file() and file == Path(name):
         raise JaxflError(f"There is no file {file} with a study; check the path.")
@@ -197,16 +180,9 @@ def _study(arguments: list[str]) -> None:
         raise JaxflError(f"There is no study {file}; {hint}")
     study, folder = studies.read(file), where.run_dir or studies.usual_folder(file)
     with Bar() as bar:
-        table, failures = studies.run(
-            study,
-            folder,
-            data_dir=where.data_dir,
-            pictures=where.pictures,
-            observer=bar.observer,
-            **vars(part),
-            **vars(code),
-            **vars(limit),
-        )
+        terms = Terms((), code.changed_code, limit.max_seconds, bar.observer)
+        how = {"data_dir": where.data_dir, "pictures": where.pictures, "terms": terms}
+        table, failures = studies.run(study, folder, part=part.part, **how)
     if table:
         OUT.print(as_text(table, OUT.width))
         picture = f"study.{where.pictures}"
@@ -222,21 +198,20 @@ def study_path(name: str) -> Path:
 
 
 def _resume(arguments: list[str]) -> None:
-    others = {"continuation": Continuation(), "logs": Logs(), "code": ChangedCode(), "limit": Limit()}
-    others |= {"processes": Processes()}
-    name, parsed = _named(arguments, "resume", "RUN", **others)
-    continuation, logs, code, limit, processes = parsed
+    subjects = (Continuation, Logs, ChangedCode, Limit, Processes)
+    name, (continuation, logs, code, limit, processes) = _named(arguments, "resume", "RUN", *subjects)
     _join(processes)
-    folder, options = as_path(name), vars(continuation) | vars(code) | vars(limit)
+    folder, bar = as_path(name), Bar()
+    terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
     if store.holds(folder, store.COMMAND):
         asked = several_runs.read_command(folder)
-        with Bar() as bar:
-            made = comparisons.resume(folder, log=logs.log, observer=bar.observer, **options)
+        with bar:
+            made = comparisons.resume(folder, continuation, terms)
         labels = [method["label"] for method in asked["methods"]]
         return _print_comparison(made, labels, asked["seeds"] * asked["partition_seeds"])
     had_finished = store.holds(folder, store.RESULT)
-    with Bar() as bar:
-        result = runs.resume(folder, log=logs.log, observer=bar.observer, **options)
+    with bar:
+        result = runs.resume(folder, continuation, terms)
     print_result(result, folder)
     if had_finished and continuation.rounds is None:
         least = max(result["rounds"] + 1, store.read_config(folder)["options"]["rounds"])
@@ -244,8 +219,7 @@ def _resume(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    others = {"export": Export(), "evaluation": Evaluation(), "code": ChangedCode()}
-    name, (wanted, evaluation, code) = _named(arguments, "export", "RUN", **others)
+    name, (wanted, evaluation, code) = _named(arguments, "export", "RUN", *(Export, Evaluation, ChangedCode))
     if wanted.out is None:
         raise JaxflError(f"Say where to write: jaxfl export {name} --out FOLDER.")
     run = load(Path(name), code.changed_code, evaluation.round)
@@ -255,7 +229,7 @@ def _export(arguments: list[str]) -> None:
 def _flower(arguments: list[str]) -> None:
     from jaxfl.flower import app as flower  # here: no other command deploys a run
 
-    name, (app,) = _named(arguments, "flower", "RUN", app=Flower())
+    name, (app,) = _named(arguments, "flower", "RUN", Flower)
     if app.out is None:
         raise JaxflError(f"Say where to write: jaxfl flower {name} --out FOLDER.")
     print_app(flower.write(Path(name), app.out, app.after))
@@ -269,32 +243,24 @@ def _watch(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     named, arguments = names_and_flags(arguments)
-    shown, columns, targets, output = parse(
-        COMMANDS["report"].usage,
-        arguments,
-        shown=Shown(),
-        columns=Columns(),
-        targets=Targets(),
-        output=Output(),
-    )
+    _, view, output = parse(COMMANDS["report"].usage, arguments, [], View, Output)
     if not named:
         raise JaxflError("Name the run folders: jaxfl report RUN ...")
     folders = [as_path(word) for word in named]
     out = output.out or several_runs.report_folder(folders)
-    options = {"target": targets.target, "pictures": output.pictures, **vars(shown), **vars(columns)}
-    print_table(reports.report(folders, out, **options), out)
+    print_table(reports.report(folders, out, view, pictures=output.pictures), out)
 
 
 def _partition(arguments: list[str]) -> None:
-    (name, arguments), others = _from(arguments, "partition"), {"output": RunFolder(), "formats": Formats()}
+    name, arguments = _from(arguments, "partition")
     if name is not None:
-        data, where, formats = parse("partition --from RUN", arguments, data=Data(), **others)
+        _, data, where, formats = parse("partition --from RUN", arguments, [], Data, RunFolder, Formats)
         saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
         setup = setup if data.data_dir is None else setup.replace(data_dir=data.data_dir)
     else:
-        setup, where, formats = parse(COMMANDS["partition"].usage, arguments, federation=Setup(), **others)
-        saved = None
-    check_setup(setup)
+        asked, where, formats = parse(COMMANDS["partition"].usage, arguments, [Setup()], RunFolder, Formats)
+        saved, setup = None, Setup.of(**asked)
+        check_setup(setup)
     folder = where.run_dir or store.free_folder("partition", setup.data.dataset)
     store.check_free(folder)
     source = load_source(setup)
@@ -312,7 +278,7 @@ def _bench(arguments: list[str]) -> None:
     from jaxfl.bench.bench import Bench, bench
 
     named, flags = names_and_flags(arguments)
-    (options,) = parse(COMMANDS["bench"].usage, flags, measuring=Bench())
+    _, options = parse(COMMANDS["bench"].usage, flags, [], Bench)
     command = shlex.join(["jaxfl", "bench", *arguments])
     measured = bench(named, options, command, OUT.print)
     if measured.records:
@@ -411,12 +377,12 @@ COMMANDS = {
 }
 
 
-def _named(arguments: list[str], command: str, what: str, **others: Any) -> tuple[str, list[Any]]:
-    """Return the name after a command, and flags as dataclasses like `others`; a lone --help needs none."""
+def _named(arguments: list[str], command: str, what: str, *subjects: type) -> tuple[str, list[Any]]:
+    """Return the name after a command, and its options by subject; a lone --help needs no name."""
     if arguments in HELP:
-        parse(COMMANDS[command].usage, arguments, **others)
+        parse(COMMANDS[command].usage, arguments, [], *subjects)
     name, rest = _positional(arguments, command, what)
-    return name, parse(f"{command} {what}", rest, **others)
+    return name, parse(f"{command} {what}", rest, [], *subjects)[1:]
 
 
 def _positional(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:

@@ -2,15 +2,16 @@
 
 import io
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxfl import registry
 from jaxfl.config import choices
+from jaxfl.config.asked import elsewhere, make
 from jaxfl.config.flags import parse_flags
-from jaxfl.config.given import elsewhere
-from jaxfl.config.options import alternatives, hints
+from jaxfl.config.options import Option, declared
+from jaxfl.config.values import alternatives
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.files import read_text
@@ -55,25 +56,43 @@ def _words(line: str) -> list[str]:
     return words
 
 
-def parse(program: str, arguments: list[str], compared: Sequence[str] = (), **defaults: Any) -> list[Any]:
-    """Parse flags into dataclasses like `defaults`; all words must be such flags."""
-    parsed, unknown = parse_flags(program, arguments, **defaults)
-    if unknown:
-        if not unknown[0].startswith("-"):
-            raise JaxflError(_stray(program, unknown[0], arguments, compared, defaults.values()))
-        raise JaxflError(_unknown_option(program, unknown[0], arguments, compared, defaults.values()))
-    return parsed
+def parse(
+    program: str, arguments: list[str], sections: Sequence[Any], *commands: type, compared: Sequence[str] = ()
+) -> list[Any]:
+    """Read flags.
+
+    Args:
+      program: ``run fedper``, for messages and help.
+      arguments: words, all of which must be flags and their values.
+      sections: dataclasses of options of runs, whose values help shows as defaults.
+      *commands: classes of options of the command.
+      compared: methods that are named before the flags.
+
+    Returns:
+      What is written for options of runs, by name, and an instance of each of `commands`.
+
+    Raises:
+      JaxflError: if a word is no flag, or no value of one.
+    """
+    options = {name: option for part in sections for name, option in declared(type(part)).items()}
+    known = options | {name: option for cls in commands for name, option in declared(cls).items()}
+    asked, others = parse_flags(program, arguments, *sections, *(cls() for cls in commands))
+    if others:
+        refusal = _unknown_option if others[0].startswith("-") else _stray
+        raise JaxflError(refusal(program, others[0], arguments, compared, known))
+    made = [make(cls, f"jaxfl {program.partition(' ')[0]}", asked) for cls in commands]
+    return [{name: asked[name] for name in asked if name in options}, *made]
 
 
 def _unknown_option(
-    program: str, word: str, arguments: list[str], compared: Sequence[str], defaults: Iterable[Any]
+    program: str, word: str, arguments: list[str], compared: Sequence[str], known: Mapping[str, Option]
 ) -> str:
     flag, _, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
     owners = registry.owners(name)
     if owners and program.startswith("resume"):
         return f"jaxfl resume has no option {flag}; a run keeps those that it was begun with, in config.json."
-    after = arguments[arguments.index(word) + 1 :]
+    after = arguments[arguments.index(word) + 1 :] if word in arguments else []
     value = value or next((given for given in after[:1] if not given.startswith("--")), "VALUE")
     named = [part for given in arguments for part in given.split("=", 1)]
     meant = next((choice for choice in (*compared, *named) if _has_option(choice, name)), None)
@@ -82,10 +101,10 @@ def _unknown_option(
         choice = meant or (owners[0] if compared else None)
         advice = f"write {choice},{name}={value}" if choice else f"see jaxfl {program} --help"
         return f"{flag} is an option of {whose}, not of jaxfl {program}; {advice}."
-    known = [option.replace("_", "-") for part in defaults for option in hints(type(part))]
-    if ours := elsewhere(name, known):
+    flags = [option.replace("_", "-") for option in known]
+    if ours := elsewhere(name, flags):
         return f"jaxfl {program} has no option {flag}; here it is --{ours}."
-    return f"jaxfl {program} has no option {flag}; {nearest(flag.lstrip('-'), known, '--')}"
+    return f"jaxfl {program} has no option {flag}; {nearest(flag.lstrip('-'), flags, '--')}"
 
 
 def _has_option(word: str, name: str) -> bool:
@@ -93,44 +112,32 @@ def _has_option(word: str, name: str) -> bool:
     from jaxfl.cli import catalogue  # here: only messages need all that can be named
 
     found = catalogue.CHOICES.get(word.partition(",")[0])
-    return found is not None and any(option.name == name for option in catalogue.options_of(found))
+    return found is not None and any(option == name for option, *_ in catalogue.options_of(found))
 
 
 def _stray(
-    program: str, word: str, arguments: list[str], compared: Sequence[str], defaults: Iterable[Any]
+    program: str, word: str, arguments: list[str], compared: Sequence[str], known: Mapping[str, Option]
 ) -> str:
     """Return the message about a word that is no flag and no flag's value."""
     place = max(i for i, given in enumerate(arguments) if given == word or given.endswith(f"={word}"))
     flags = [name.partition("=")[0] for name in arguments[: place + 1] if name.startswith("-")]
-    kinds = {name.replace("_", "-"): kind for part in defaults for name, kind in hints(type(part)).items()}
-    last = kinds.get(flags[-1].removeprefix("--").removeprefix("no-")) if flags else None
+    last = flags[-1].removeprefix("--").removeprefix("no-").replace("-", "_") if flags else ""
+    kind = known[last].type if last in known else None
     option, equals, value = word.partition("=")
     advice = f"see jaxfl {program} --help"
-    if equals and option.replace("_", "-") in kinds:
+    if equals and option.replace("-", "_") in known:
         advice = f"write --{option.replace('_', '-')} {value}"
-    elif equals and last is not None and str in alternatives(last):
+    elif equals and str in alternatives(kind):
         advice = f"options follow a comma, {arguments[place - 1]},{word}"
-    elif last is bool:
+    elif kind is bool:
         advice = f"{flags[-1]} is a switch and takes no value"
-    elif last is not None:
+    elif kind is not None:
         advice = f"{flags[-1]} takes a single value"
-        name = flags[-1].removeprefix("--").replace("-", "_")
-        if any(name in hints(type(part)) for part in defaults if isinstance(part, Training)):
+        if last in declared(Training):
             choice = next(iter(compared), program.rpartition(" ")[2])
             before = arguments[place - 1].rpartition("=")[2]
-            advice += f"; jaxfl compare {choice},{name}={{{before},{word}}} tries several"
+            advice += f"; jaxfl compare {choice},{last}={{{before},{word}}} tries several"
     return f"jaxfl {program} does not know what to do with {word!r}; {advice}."
-
-
-def given(arguments: list[str], options: Any) -> dict[str, Any]:
-    """Return the parsed options whose flags are among the words, {name: value}."""
-    flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
-
-    def spelled(name):
-        flag = name.replace("_", "-")
-        return {f"--{flag}", f"--no-{flag}"}
-
-    return {name: value for name, value in vars(options).items() if spelled(name) & flags}
 
 
 def names_and_flags(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -4,17 +4,15 @@ In place of a name, ``path/to/file.py:object`` names something that is not part 
 like a built-in one.
 """
 
-import inspect
 import re
-import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import docstring_parser
-
-from jaxfl.config.options import LARGEST, alternatives, parse, text
-from jaxfl.config.own_code import line_of, load
+from jaxfl.config.asked import read_options
+from jaxfl.config.options import Option, declared
+from jaxfl.config.own_code import load
+from jaxfl.config.values import alternatives, entry_type
 from jaxfl.errors import JaxflError, nearest
 
 ELSEWHERE = {  # what papers and other programs call some choices
@@ -30,7 +28,7 @@ ELSEWHERE = {  # what papers and other programs call some choices
 
 
 def function(
-    kind: str, table: Mapping[str, Callable], choice: str, given: Collection[str] = ()
+    kind: str, table: Mapping[str, Callable], choice: str, given: tuple[str, ...] = ()
 ) -> tuple[str, Callable, dict]:
     """Return the name and function of a choice, and its options as keyword arguments.
 
@@ -42,49 +40,7 @@ def function(
     """
     name, options = split(choice)
     found = lookup(kind, table, name)
-    return name, found, convert(name, keywords(found, given), options)
-
-
-def keywords(function: Callable, given: Collection[str]) -> dict[str, Any]:
-    """Return a function's options with their types: its parameters except those that are `given`.
-
-    A parameter that may be passed by position is an option if it has a default. The default gives the type if
-    there is no annotation.
-    """
-    try:
-        types = typing.get_type_hints(function)
-    except (NameError, TypeError) as error:
-        raise JaxflError(f"{line_of(function)}: an annotation cannot be read: {error}.") from None
-    parameters = inspect.signature(function).parameters.values()
-
-    def is_option(p):
-        by_position = p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty
-        return p.name not in given and (p.kind is p.KEYWORD_ONLY or by_position)
-
-    def like_default(p):
-        return str if p.default in (p.empty, None) else type(p.default)
-
-    return {p.name: types.get(p.name, like_default(p)) for p in parameters if is_option(p)}
-
-
-class Option(NamedTuple):
-    """An option as help shows it: its name, its default as text, and its description."""
-
-    name: str
-    default: str
-    what: str
-
-
-def described(function: Callable, given: Collection[str] = ()) -> list[Option]:
-    """Return the options of a function that `keywords` gives, with their descriptions in its docstring."""
-    parsed = docstring_parser.parse(inspect.getdoc(function) or "").params
-    sentences = {one.arg_name: " ".join((one.description or "").split()) for one in parsed}
-    parameters = inspect.signature(function).parameters
-    defaults = {name: parameters[name].default for name in keywords(function, given)}
-    return [
-        Option(name, "" if default is inspect.Parameter.empty else text(default), sentences.get(name, ""))
-        for name, default in defaults.items()
-    ]
+    return name, found, convert(name, declared(found, given), options)
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:
@@ -192,21 +148,18 @@ def lookup(kind: str, table: Mapping[str, Any], name: str) -> Any:
     return table[name]
 
 
-def convert(name: str, types: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:
-    """Convert option strings to values of the annotated types."""
-    values = {}
-    for key, words in options.items():
-        if key not in types:
-            raise JaxflError(f"{name} has no option {key!r}; {nearest(key, types)}")
-        if not alternatives(types[key]):
+def convert(name: str, known: Mapping[str, Option], options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a choice's options, see `read_options`; ``+`` joins the entries of a tuple."""
+    for key in options.keys() & known.keys():
+        if not alternatives(known[key].type):
             raise JaxflError(
-                f"{name}: {key} is annotated as {types[key]}, which cannot be read from text; annotate it as "
-                "bool, int, float, str, Path, a Literal or a tuple of one of these."
+                f"{name}: {key} is annotated as {known[key].type}, which cannot be read from text; annotate "
+                "it as bool, int, float, str, Path, a Literal or a tuple of one of these."
             )
-        try:
-            values[key] = parse(types[key], words)
-        except ValueError as error:
-            raise JaxflError(f"{name}: {key} {error}.") from None
-        if type(values[key]) is int and abs(values[key]) > LARGEST[int]:
-            raise JaxflError(f"{name}: {key} must be within ±{LARGEST[int]}, but is {values[key]}.")
-    return values
+
+    def written(key):
+        words = options[key]
+        several = key in known and any(entry_type(kind) is not None for kind in alternatives(known[key].type))
+        return [*filter(None, words.split("+"))] if several and ("+" in words or not words) else words
+
+    return read_options(name, known, {key: written(key) for key in options}, mark="")

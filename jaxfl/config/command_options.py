@@ -55,9 +55,9 @@ class ChangedCode:
 class Seeds:
     """Repetitions with other seeds."""
 
-    seeds: int = 1
+    seeds: int = within("[1, inf)", 1)
     """Repeat with seed, seed + 1, ..."""
-    partition_seeds: int = 1
+    partition_seeds: int = within("[1, inf)", 1)
     """Repeat all of it with partition_seed, partition_seed + 1, ...: other divisions of the data."""
 
 
@@ -84,13 +84,16 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
-    """Further columns of the table."""
+class View(Columns):
+    """What a table of finished runs shows."""
 
     show: tuple[str, ...] = ()
     """Further scores, also drawn over the rounds in metrics.png: lowest, macro-f1, per-class, auc, loss,
     confusion, ...; `jaxfl list scores` has all. Those of every row's answer, such as auc, are there if the
     runs have computed them."""
+    target: tuple[float, ...] = ()
+    """Accuracies, such as 0.6 0.7: further columns say after how many rounds, megabytes and simulated seconds
+    each was reached."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +115,6 @@ class StudyFolders:
     """Where tensorflow-datasets keeps its data; its own default if not given."""
     pictures: Literal["png", "pdf", "svg"] = "png"
     """Format of the study's picture: png, or pdf and svg, which have no pixels."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Targets:
-    """Accuracies that runs are to reach."""
-
-    target: tuple[float, ...] = ()
-    """Accuracies, such as 0.6 0.7: further columns say after how many rounds, megabytes and simulated seconds
-    each was reached."""
 
 
 @dataclasses.dataclass(frozen=True)

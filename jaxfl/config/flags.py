@@ -1,133 +1,78 @@
-"""Flags on the command line: dataclasses in, dataclasses out. Values are read like those of choices."""
+"""Flags on the command line: a section for each dataclass of options, a flag for each option."""
 
+import argparse
 import dataclasses
-from typing import Annotated, Any
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
-import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
-
-from jaxfl.config.options import (
-    WORDS,
-    alternatives,
-    entries,
-    helps,
-    hints,
-    matches,
-    own_first,
-    parse,
-    text,
-)
+from jaxfl.config.options import Option, declared, explained, own_first
+from jaxfl.config.values import WORDS, alternatives, entry_type, text
 from jaxfl.errors import JaxflError
 
 
-def parse_flags(program: str, arguments: list[str], **defaults: Any) -> tuple[list[Any], list[str]]:
-    """Read flags into dataclasses like `defaults`, flat: one flag per field, a section for each.
+def parse_flags(program: str, arguments: list[str], *sections: Any) -> tuple[dict[str, Any], list[str]]:
+    """Divide words into flags with their words, and others.
 
     Args:
-      program: ``run fedper``, for the help.
+      program: ``run fedper``, for messages and help.
       arguments: words; with --help among them, the help is printed and the process ends.
-      **defaults: dataclass instances, perhaps with dataclasses as fields.
+      *sections: dataclasses, perhaps with dataclasses as fields, whose values help shows as defaults.
 
     Returns:
-      The dataclasses, and the words that are not their flags.
+      What is written, by option: a word, several in a list, or whether a switch is on; of an option that is
+      given twice the last. And the words that belong to no flag.
 
     Raises:
-      JaxflError: if a value does not fit. Of an option that is given twice the last one counts.
+      JaxflError: if a flag lacks a value, or a switch has one.
     """
-    shown = {name: _in_words(default) for name, default in defaults.items()}
-    fields = [(name, type(default), dataclasses.field(default=default)) for name, default in shown.items()]
-    flat: Any = Annotated[_dataclass("Options", fields), tyro.conf.OmitArgPrefixes]
-    try:
-        parsed, unknown = tyro.cli(
-            flat,
-            prog=f"jaxfl {program}",
-            args=arguments,
-            return_unknown_args=True,
-            registry=REGISTRY,
-        )
-    except _Misread as error:
-        annotations = {name: of for default in defaults.values() for name, of in hints(type(default)).items()}
-        raise JaxflError(f"{_flag_before(error, arguments, annotations)} {error}.") from None
-    return [_with_values(default, getattr(parsed, name)) for name, default in defaults.items()], unknown
+    parser = _Parser(f"jaxfl {program}", usage="%(prog)s [--option value ...]", allow_abbrev=False)
+    helped = {"-h", "--help"} & {*arguments}
+    for section in itertools.chain(*map(_parts, sections)):
+        cls = type(section)
+        group = parser.add_argument_group((cls.__doc__ or "").rstrip("."))
+        sentences = explained(cls) if helped else {}
+        for option in map(declared(cls).__getitem__, own_first(cls)):
+            if not alternatives(option.type) or _flag(option) in parser._option_string_actions:
+                continue  # only for Python, or one of several methods that have it
+            default = text(getattr(section, option.name))
+            what = sentences.get(option.name, "") + f" (default: {default})" * bool(default)
+            group.add_argument(_flag(option), help=what.replace("%", "%%"), **_form(option))
+    asked, others = parser.parse_known_args([_dashed(word) for word in arguments])
+    return vars(asked), others
 
 
-def _in_words(default: Any) -> Any:
-    """Return a dataclass with the same fields and values, inherited ones last, and sentences in one line."""
-    cls, helped, annotations, fields = type(default), helps(type(default)), hints(type(default)), []
-    for name in own_first(cls):
-        value = getattr(default, name)
-        if dataclasses.is_dataclass(value):
-            value = _in_words(value)
-            kind = type(value)
-        else:
-            kind = Annotated[annotations[name], tyro.conf.arg(help=helped.get(name, ""))]
-        fields.append((name, kind, dataclasses.field(default=value)))
-    view = _dataclass(cls.__name__, fields)
-    view.__doc__ = cls.__doc__
-    return view()
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        """Refuse a flag without a value, or a switch with one."""
+        flag = message.removeprefix("argument ").partition(":")[0].partition("/")[0]
+        wrong = "is a switch and takes no value" if "ignored" in message else "needs a value"
+        raise JaxflError(f"{self.prog}: {flag} {wrong}.")
 
 
-def _dataclass(name: str, fields: list[tuple]) -> type:
-    """Return a new dataclass, in whose source, which it lacks, Tyro does not look for sentences."""
-    made = dataclasses.make_dataclass(name, fields, frozen=True)
-    made.__module__ = "builtins"
-    return made
+def _parts(section: Any) -> Iterator[Any]:
+    """Yield the dataclasses within one, or itself if it has none."""
+    parts = [value for value in vars(section).values() if dataclasses.is_dataclass(value)]
+    yield from parts or [section]
 
 
-def _with_values(default: Any, view: Any) -> Any:
-    """Return a dataclass with the values of its `_in_words`."""
-    values = {
-        name: _with_values(getattr(default, name), value) if dataclasses.is_dataclass(value) else value
-        for name, value in vars(view).items()
-    }
-    return dataclasses.replace(default, **values)
+def _flag(option: Option) -> str:
+    return f"--{option.name.replace('_', '-')}"
 
 
-REGISTRY = ConstructorRegistry()
+def _dashed(word: str) -> str:
+    """Return a flag with ``-`` where it is written with ``_``; any other word as it is."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
 
 
-@REGISTRY.primitive_rule
-def _of_option(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Return how an option's value is read and shown, except a bool, which is a flag and its negation."""
-    annotation, entry = info.type, entries(info.type)
-    if annotation is bool or not alternatives(annotation):
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1 if entry is None else "*",
-        metavar=_metavar(annotation) if entry is None else f"[{_metavar(entry)} ...]",
-        instance_from_str=lambda words: (
-            _read(annotation, words[0]) if entry is None else tuple(_read(entry, word) for word in words)
-        ),
-        is_instance=lambda value: matches(value, annotation),
-        str_from_instance=lambda value: [text(value)] if entry is None else [*map(text, value)],
-    )
-
-
-class _Misread(Exception):
-    """A word that is no value of its option; Tyro would print a frame of many lines."""
-
-    def __init__(self, annotation: Any, word: str, reason: str):
-        super().__init__(reason)
-        self.annotation, self.word = annotation, word
-
-
-def _read(annotation: Any, word: str) -> Any:
-    try:
-        return parse(annotation, word)
-    except ValueError as error:
-        raise _Misread(annotation, word, str(error)) from None
-
-
-def _flag_before(error: _Misread, arguments: list[str], annotations: dict[str, Any]) -> str:
-    """Return the flag whose value was misread: of several with that value, the first of that type."""
-    found, flag = [], "An option"
-    for word in arguments:
-        if word.startswith("--"):
-            flag, _, word = word.partition("=")
-        if word == error.word:
-            found.append(flag)
-    alike = [flag for flag in found if annotations.get(flag[2:].replace("-", "_")) == error.annotation]
-    return next(iter(alike or found), "An option")
+def _form(option: Option) -> dict[str, Any]:
+    """Return how many words a flag takes, and what help calls them; without a flag nothing is asked for."""
+    if option.type is bool:
+        return {"action": argparse.BooleanOptionalAction, "default": argparse.SUPPRESS}
+    entries = [entry_type(kind) for kind in alternatives(option.type) if entry_type(kind) is not None]
+    metavar = _metavar(entries[0] if entries else option.type)
+    return {"nargs": "*" if entries else None, "metavar": metavar, "default": argparse.SUPPRESS}
 
 
 def _metavar(annotation: Any) -> str:

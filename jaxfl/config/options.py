@@ -1,28 +1,124 @@
-"""Configurations as data: dataclasses whose fields carry their default, their range and their help."""
+"""Options as data: dataclasses whose fields carry their default, their range and their sentence."""
 
 import contextlib
 import dataclasses
 import functools
-import itertools
+import inspect
 import math
-import os
-import types
 import typing
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import docstring_parser
 import jax
 
+from jaxfl.config.own_code import line_of
+from jaxfl.config.values import alternatives, expected, read, text
 from jaxfl.errors import JaxflError
 
-WORDS = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
-LONGEST_SHOWN = 60  # characters of a value in a message
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # numbers that programs hold, in int32 and float32
 SMALLEST = 1.2e-38  # above 0
-_type_hints = functools.lru_cache(maxsize=256)(typing.get_type_hints)  # a study asks thousands of times
 DECORATED = "__jaxfl_options__"  # attribute of a class that `options` has made a configuration
+
+
+class Option(NamedTuple):
+    """What an option is: words, Python, TOML and JSON are read by this one description.
+
+    Args:
+      name: its name; a flag has ``-`` in place of ``_``.
+      type: its annotation, see `values.alternatives`.
+      default: its default, `dataclasses.MISSING` if it has none.
+      interval: the range of a number, such as ``[0, inf)``.
+    """
+
+    name: str
+    type: Any
+    default: Any = dataclasses.MISSING
+    interval: str | None = None
+
+    def read(self, written: Any) -> Any:
+        """Return the value that somebody has written, see `values.read`.
+
+        Raises:
+          ValueError: saying what it must be.
+        """
+        value = read(self.type, written)
+        if value != self.default and "" in (value if isinstance(value, tuple) else [value]):
+            raise ValueError("must not be empty")
+        if isinstance(value, int | float) and (must := _refused(value, self.interval, self.type)):
+            raise ValueError(f"must {must}, but is {value}")
+        return value
+
+
+@functools.lru_cache(maxsize=256)  # a study asks thousands of times
+def declared(owner: Callable, given: tuple[str, ...] = ()) -> dict[str, Option]:
+    """Return the options of a dataclass or a function by name.
+
+    A dataclass has its fields; the options of dataclasses in it take these ones' place. A function has its
+    parameters, except those in `given`, which jaxfl passes, and those by position without a default. If there
+    is no annotation, the default gives the type.
+
+    Raises:
+      JaxflError: if an annotation cannot be read.
+    """
+    try:
+        types = typing.get_type_hints(owner)
+    except (NameError, TypeError) as error:
+        raise JaxflError(f"{line_of(owner)}: the type of an option cannot be read: {error}.") from None
+    found = {}
+    if dataclasses.is_dataclass(owner):
+        for field in dataclasses.fields(owner):
+            kind = types[field.name]
+            if dataclasses.is_dataclass(kind):
+                found |= declared(kind)
+            else:
+                interval = field.metadata.get("interval")
+                found[field.name] = Option(field.name, kind, field.default, interval)
+        return found
+    for name, p in inspect.signature(owner).parameters.items():
+        has_default = p.default is not p.empty
+        by_position = p.kind is p.POSITIONAL_OR_KEYWORD and has_default
+        if name not in given and (p.kind is p.KEYWORD_ONLY or by_position):
+            usual = type(p.default) if has_default and p.default is not None else str
+            default = p.default if has_default else dataclasses.MISSING
+            found[name] = Option(name, types.get(name, usual), default)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def explained(owner: Callable) -> dict[str, str]:
+    """Return the sentences on the options of a dataclass or a function, if the source is available."""
+    found = {}
+    for part in reversed(owner.__mro__[:-1]) if isinstance(owner, type) else [owner]:
+        with contextlib.suppress(OSError, TypeError):  # of classes without a source
+            parsed = docstring_parser.parse_from_object(part).params
+            found |= {one.arg_name: " ".join(one.description.split()) for one in parsed if one.description}
+    return found
+
+
+class Described(NamedTuple):
+    """An option as help shows it: its name, its default as text, and its sentence."""
+
+    name: str
+    default: str
+    what: str
+
+
+def described(owner: Callable, known: Mapping[str, Option] | None = None) -> list[Described]:
+    """Return the options of a dataclass, its own ones first, or of a function as help shows them."""
+    known, sentences = declared(owner) if known is None else known, explained(owner)
+    names = own_first(owner) if isinstance(owner, type) else known
+    defaults = {name: known[name].default for name in names}
+    return [
+        Described(name, "" if default is dataclasses.MISSING else text(default), sentences.get(name, ""))
+        for name, default in defaults.items()
+    ]
+
+
+def own_first(cls: type) -> list[str]:
+    """Return the names of a dataclass's options: those that it adds before those that it inherits."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return sorted(names, key=lambda name: name not in vars(cls).get("__annotations__", {}))
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -42,12 +138,12 @@ def options(cls: type) -> type:
     _check_declared(cls)
     setattr(cls, DECORATED, True)
     rates = floats(cls)
-    return jax.tree_util.register_dataclass(cls, rates, [name for name in hints(cls) if name not in rates])
+    return jax.tree_util.register_dataclass(cls, rates, [name for name in declared(cls) if name not in rates])
 
 
 def floats(cls: type) -> list[str]:
     """Return the names of a configuration's options that are floats: leaves of the pytree."""
-    return [name for name, annotation in hints(cls).items() if annotation in (float, float | None)]
+    return [name for name, option in declared(cls).items() if option.type in (float, float | None)]
 
 
 def _check_declared(cls: type) -> None:
@@ -56,29 +152,26 @@ def _check_declared(cls: type) -> None:
     Raises:
       JaxflError: naming the class and the option.
     """
-    known = hints(cls)
-    for base in cls.__mro__[1:]:
-        for name, kind in (hints(base) if dataclasses.is_dataclass(base) else {}).items():
-            narrowed = set(alternatives(known[name])) <= set(alternatives(kind))
-            if not narrowed and typing.get_origin(known[name]) is not typing.Literal:
+    for name, option in declared(cls).items():
+        for base in cls.__mro__[1:-1]:
+            kind = declared(base).get(name, option).type
+            narrowed = {*alternatives(option.type)} <= {*alternatives(kind)}
+            if not narrowed and typing.get_origin(option.type) is not typing.Literal:
                 raise JaxflError(
-                    f"The option {name!r} of {cls.__name__} is {_of_kind(known[name])}, but "
-                    f"{_of_kind(kind)} in {base.__name__}, which it extends; "
-                    "declare it as there, or rename it."
+                    f"The option {name!r} of {cls.__name__} is {expected(option.type)}, but {expected(kind)} "
+                    f"in {base.__name__}, which it extends; declare it as there, or rename it."
                 )
-    for field in dataclasses.fields(cls):
-        interval = field.metadata.get("interval")
         try:
-            _inside(0, interval or "[0, 1]")
+            _inside(0, option.interval or "[0, 1]")
         except (TypeError, ValueError, IndexError):
             raise JaxflError(
-                f"The option {field.name!r} of {cls.__name__} lies in {interval!r}, which is not an "
+                f"The option {name!r} of {cls.__name__} lies in {option.interval!r}, which is not an "
                 'interval; write one such as "[0, inf)".'
             ) from None
-
-
-def _of_kind(annotation: Any) -> str:
-    return wanted(alternatives(annotation)) or str(annotation)
+        try:
+            option.read(option.default)
+        except ValueError as error:
+            raise JaxflError(f"The default of the option {name!r} of {cls.__name__} {error}.") from None
 
 
 class Unread:
@@ -125,174 +218,15 @@ def client_rates(cls: type) -> list[str]:
     return [field.name for field in dataclasses.fields(cls) if field.metadata.get("client_rate")]
 
 
-def hints(cls: type) -> dict[str, Any]:
-    """Return a dataclass's annotations by option; the options of dataclasses in it take these ones' place."""
-    found = {}
-    try:
-        annotations = _type_hints(cls)
-    except NameError as error:
-        raise JaxflError(f"An option of {cls.__name__} has an unknown type: {error}.") from None
-    for name, annotation in annotations.items():
-        part = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
-        found |= hints(annotation) if part else {name: annotation}
-    return found
-
-
-@functools.lru_cache(maxsize=256)
-def helps(cls: type) -> dict[str, str]:
-    """Return the sentence under each option of a dataclass, by name, if the source is available."""
-    found = {}
-    for part in reversed(cls.__mro__[:-1]):
-        with contextlib.suppress(OSError, TypeError):  # of classes without a source
-            parsed = docstring_parser.parse_from_object(part).params
-            found |= {one.arg_name: " ".join(one.description.split()) for one in parsed if one.description}
-    return found
-
-
-def own_first(cls: type) -> list[str]:
-    """Return the names of a dataclass's options: those that it adds before those that it inherits."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    return sorted(names, key=lambda name: name not in vars(cls).get("__annotations__", {}))
-
-
-def check(name: str, config) -> None:
-    """Refuse values of another type than the field's, and numbers out of range.
-
-    Args:
-      name: owner of the options, for the message.
-      config: a dataclass instance.
-
-    Raises:
-      JaxflError: naming the option, what it must be and the value.
-    """
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    check_some(name, type(config), values)
-
-
-def check_some(name: str, cls: type, values: Mapping[str, Any]) -> None:
-    """Check some options of a dataclass, by name, as `check` does."""
-    annotations = hints(cls)
-    for field in dataclasses.fields(cls):
-        if field.name not in values:
-            continue
-        value, annotation = values[field.name], annotations[field.name]
-        flag = "--" + field.name.replace("_", "-")
-        if not matches(value, annotation):
-            has = repr(value)
-            if len(has) > LONGEST_SHOWN:  # such as an array
-                has = f"a {type(value).__name__}"
-            raise JaxflError(f"{name}: {flag} must be {wanted(alternatives(annotation))}, but is {has}.")
-        interval = field.metadata.get("interval")
-        if interval and value is not None and not _inside(value, interval):
-            raise JaxflError(f"{name}: {flag} must lie in {interval}, but is {value}.")
-        if interval and value is not None and (limit := _limit(value, interval, alternatives(annotation))):
-            raise JaxflError(f"{name}: {flag} must be {limit}, but is {value}.")
-
-
-def alternatives(annotation: Any) -> tuple:
-    """Return what an annotation allows: keys of `WORDS`, Literal values, a bool or None, `tuple[..., ...]`.
-
-    It is empty for an annotation that is not made of these; only the author can check that one.
-    """
-    if annotation is bool:
-        return True, False
-    if annotation is types.NoneType:
-        return (None,)
-    parts, origin = typing.get_args(annotation), typing.get_origin(annotation)
-    if origin is typing.Literal:
-        return parts
-    if origin in (typing.Union, types.UnionType):
-        of_parts = [alternatives(part) for part in parts]
-        return tuple(itertools.chain(*of_parts)) if all(of_parts) else ()
-    readable = annotation in WORDS or (entries(annotation) is not None and alternatives(entries(annotation)))
-    return (annotation,) if readable else ()
-
-
-def entries(kind: Any) -> Any:
-    """Return the type of the entries of ``tuple[..., ...]``, None for anything else."""
-    match typing.get_origin(kind), typing.get_args(kind):
-        case (origin, (entry, end)) if origin is tuple and end is ...:
-            return entry
-
-
-def wanted(allowed: tuple) -> str:
-    """Return `alternatives` in words: ``a whole number or none``."""
-    return " or ".join(map(_in_words, allowed))
-
-
-def _in_words(kind: Any) -> str:
-    if entries(kind) is not None:
-        of_entry = wanted(alternatives(entries(kind)))
-        return f"a tuple of {of_entry.removeprefix('a ')}{'s' if entries(kind) in WORDS else ''}"
-    return WORDS.get(kind) or text(kind)
-
-
-def parse(annotation: Any, words: str) -> Any:
-    """Return the value that a text stands for, in a flag or a choice.
-
-    Args:
-      annotation: one with `alternatives`; a tuple's entries are joined by ``+``, and no text is no entry.
-      words: ``3``, ``none``, ``crop+flip``.
-
-    Raises:
-      ValueError: saying what it must be.
-    """
-    allowed = alternatives(annotation)
-    for kind in sorted(allowed, key=lambda kind: kind in WORDS):  # none before a text "none"
-        with contextlib.suppress(ValueError):
-            if entries(kind) is not None:
-                return tuple(parse(entries(kind), word) for word in words.split("+") if word)
-            if kind in WORDS:
-                return as_path(words) if kind is Path else kind(words)
-            if words.lower() == text(kind).lower():
-                return kind
-    raise ValueError(f"must be {wanted(allowed)}, not {words!r}")
-
-
-def as_path(words: str | os.PathLike[str]) -> Path:
-    """Return the path that a text stands for; a first ``~`` is the user's home.
-
-    Raises:
-      JaxflError: if it is neither text nor a path, is empty, or has bytes that no name of a file has.
-    """
-    words = os.fspath(words) if isinstance(words, os.PathLike) else words
-    if not isinstance(words, str):
-        raise JaxflError(f"A folder or file must be a path or a string, not {words!r}.")
-    if not words or "\0" in words:
-        raise JaxflError(f"{words!r} is not the name of a folder or file.")
-    return Path(os.path.expanduser(words))
-
-
-def text(value: Any) -> str:
-    """Return the text that `parse` reads as this value."""
-    if isinstance(value, tuple):
-        return "+".join(map(text, value))
-    return str(value).lower() if isinstance(value, bool | None) else str(value)
-
-
-def matches(value: Any, annotation: Any) -> bool:
-    """Return whether a value is one of an annotation's `alternatives`, or there are none."""
-    allowed = alternatives(annotation)
-    return not allowed or any(_is(value, kind) for kind in allowed)
-
-
-def _is(value: Any, kind: Any) -> bool:
-    if entries(kind) is not None:
-        return isinstance(value, tuple) and all(matches(entry, entries(kind)) for entry in value)
-    if kind in (int, float):  # True is no number
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if kind in WORDS:
-        return isinstance(value, kind)
-    return type(value) is type(kind) and value == kind
-
-
-def _limit(value: float, interval: str, allowed: tuple) -> str:
-    """Say which limit of the numbers in a program a value in an interval breaks; nothing if none."""
-    whole = float not in allowed and isinstance(value, int)
+def _refused(value: float, interval: str | None, annotation: Any) -> str:
+    """Say in which range a number must lie, or which limit of the numbers in a program it breaks."""
+    if interval and not _inside(value, interval):
+        return f"lie in {interval}"
+    whole = isinstance(value, int) and float not in alternatives(annotation)
     largest = LARGEST[int if whole else float]
-    if abs(value) > largest and "inf" in interval:
-        return f"at most {largest}"
-    return f"at least {SMALLEST:g} in size" if 0 < abs(value) < SMALLEST else ""
+    if abs(value) > largest and "inf" in (interval or "inf" * whole):
+        return f"be at most {largest}"
+    return f"be at least {SMALLEST:g} in size" if interval and 0 < abs(value) < SMALLEST else ""
 
 
 def _end(text: str) -> float:

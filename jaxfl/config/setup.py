@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from jaxfl.config.options import check, within
-from jaxfl.errors import JaxflError
+from jaxfl.config.asked import read_options
+from jaxfl.config.options import declared, within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,25 +187,22 @@ class Setup:
 
     @classmethod
     def of(cls, **options) -> Self:
-        """Make a setup from flat options: ``Setup.of(dataset="cifar10", rounds=10)``."""
+        """Make a setup from flat options: ``Setup.of(dataset="cifar10", rounds=10)``, see `replace`."""
         return cls().replace(**options)
 
     def replace(self, **options) -> Self:
-        """Return the same setup with other flat options."""
+        """Return the same setup with other flat options.
+
+        Raises:
+          JaxflError: if there is no such option, or it has another type or is out of range.
+        """
+        values = read_options("the run", declared(type(self)), options)
         parts = {
-            name: dataclasses.replace(part, **{key: options.pop(key) for key in vars(part) if key in options})
+            name: dataclasses.replace(part, **{key: values[key] for key in vars(part) if key in values})
             for name, part in vars(self).items()
         }
-        return dataclasses.replace(self, **parts, **options)
+        return type(self)(**parts)
 
     def flat(self) -> dict[str, Any]:
         """Return all options by name."""
         return {name: value for part in vars(self).values() for name, value in vars(part).items()}
-
-    def check(self) -> None:
-        """Refuse empty text, values of another type and those out of range, see `options.check`."""
-        for part in vars(self).values():
-            check("the run", part)
-            for name, value in vars(part).items():
-                if "" in (value if isinstance(value, tuple) else (value,)):
-                    raise JaxflError(f"the run: --{name.replace('_', '-')} must not be empty.")

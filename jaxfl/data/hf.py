@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 
 from jaxfl.config import choices
-from jaxfl.config.options import as_path
+from jaxfl.config.options import Option
+from jaxfl.config.values import as_path
 from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, require_everywhere
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional, quiet
 
 PREFIX = "hf:"
-OPTIONS = {"config": str, "image": str, "label": str}
+OPTIONS = {name: Option(name, str) for name in ("config", "image", "label")}
 WORDS = ("int", "uint", "bool", "string", "large_string")  # columns besides images and labels
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves in a folder
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxfl.config import choices
-from jaxfl.config.options import as_path
 from jaxfl.config.own_code import own_code, require_call
+from jaxfl.config.values import as_path
 from jaxfl.data import folder, hf, npz, pfllib, tfds
 from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, of_classes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxfl.config.options import as_path
+from jaxfl.config.values import as_path
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import seen
 from jaxfl.data.sources import Source

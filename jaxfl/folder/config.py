@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.options import alternatives, as_path, hints
+from jaxfl.config.asked import make
+from jaxfl.config.options import declared
 from jaxfl.config.setup import MachineOptions, PartitionOptions, Setup, is_edges, is_saved
+from jaxfl.config.values import as_path
 from jaxfl.core.training import Training
 from jaxfl.data import readers
 from jaxfl.data.partitioners import rule_of_test
@@ -93,15 +95,14 @@ def restore(folder: Path, config: Config, changed_code: bool = False) -> tuple[S
     config = moved(folder, config, changed_code)
     assert config["method"]
     method, _ = registry.method(config["method"])
-    known, options = hints(Setup) | hints(method.config), config["options"]
+    known, options = declared(Setup) | declared(method.config), config["options"]
     for name in options:
         if name not in known:
             raise JaxflError(
                 f"{folder / store.CONFIG} does not fit this version of jaxfl, in which {method.name} has no "
                 f"option {name!r}; use jaxfl {config['environment'].get('jaxfl')}, which made the run."
             )
-    own = {name: value for name, value in options.items() if name not in hints(Setup)}
-    found = variant_of(config["method"], method, method.config(**_restored(method.config, own)))
+    found = variant_of(config["method"], method, make(method.config, method.name, options))
     return setup, found._replace(label=config["label"])
 
 
@@ -116,10 +117,7 @@ def restore_setup(folder: Path, config: Config, changed_code: bool = False) -> S
     _refuse_code_within(folder, config)
     _require_same_floats(folder, config)
     # A missing option is newer than the run, which did what the default says.
-    options = {name: value for name, value in config["options"].items() if name in hints(Setup)}
-    setup = Setup.of(**_restored(Setup, options))
-    setup.check()
-    return setup
+    return Setup.of(**{name: value for name, value in config["options"].items() if name in declared(Setup)})
 
 
 def experiment(config: Config | Chosen, beyond_target: bool = False) -> dict:
@@ -134,7 +132,7 @@ def experiment(config: Config | Chosen, beyond_target: bool = False) -> dict:
     options["test"] = rule_of_test(PartitionOptions(**partition))  # earlier runs kept "auto"
     if config.get("beyond_target", beyond_target):
         options |= {"stop_at_target": False, "patience": None}
-    incidental = {"seed", *hints(MachineOptions)} | ({"target"} if not options["stop_at_target"] else set())
+    incidental = {"seed", *declared(MachineOptions), *(() if options["stop_at_target"] else ("target",))}
     options = {name: value for name, value in options.items() if name not in incidental}
     # Methods that came as Python objects are known only by their label.
     return {"method": config["method"] or config["label"]} | options
@@ -153,9 +151,8 @@ def training_of(config: Config) -> dict[str, Any]:
     """Return the options of local training in which a run differs from its method's defaults."""
     method = registry.METHODS.get(config["method"] or "")
     usual, options = _plain(vars(method.config() if method else Training())), config["options"]
-    chosen = {name: options.get(name, usual[name]) for name in hints(Training)}
-    chosen = {name: value for name, value in chosen.items() if value != usual[name]}
-    return _restored(Training, chosen)
+    chosen = {name: options.get(name, usual[name]) for name in declared(Training)}
+    return {name: value for name, value in chosen.items() if value != usual[name]}
 
 
 def own_objects(config: Config | Chosen) -> list[Path]:
@@ -193,7 +190,7 @@ def _require_same_floats(folder: Path, config: Config) -> None:
 
 
 def _plain(options: dict[str, Any]) -> dict:
-    """Convert options to JSON values; the inverse is `_restored`."""
+    """Convert options to JSON values, which `read_options` reads."""
     return {name: _json(value) for name, value in options.items()}
 
 
@@ -204,18 +201,3 @@ def _json(value: Any) -> Any:
         case tuple():
             return list(value)
     return value
-
-
-def _restored(cls: type, values: dict) -> dict[str, Any]:
-    """Convert JSON values to the options of a dataclass."""
-    annotations = hints(cls)
-
-    def restored(name, value):
-        match value:
-            case list():
-                return tuple(value)
-            case str() if Path in alternatives(annotations[name]):
-                return Path(value)
-        return value
-
-    return {name: restored(name, value) for name, value in values.items()}

@@ -4,7 +4,7 @@ The files may come from somebody else, and from a version of jaxfl with more ent
 kept as it is.
 """
 
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -245,7 +245,7 @@ class Command(TypedDict):
     partition_seeds: int
     hide: list[str]
     tune: list[str]
-    select: str
+    select: Literal["last", "validation"]
     against: str | None
     beside: bool
 
@@ -255,5 +255,5 @@ class End(TypedDict):
 
     failures: list[str]
     order: NotRequired[list[str]]
-    select: NotRequired[str]
+    select: NotRequired[Literal["last", "validation"]]
     tune: NotRequired[list[str]]

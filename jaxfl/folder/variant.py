@@ -1,6 +1,5 @@
 """Variants: methods with their options, each a row in the table of a comparison."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
@@ -9,9 +8,11 @@ import jax
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.options import Unread, check, hints, text
+from jaxfl.config.asked import Asked, read_options
+from jaxfl.config.options import Unread, declared
 from jaxfl.config.own_code import line_of, own_code, require_call
 from jaxfl.config.setup import Setup, is_saved
+from jaxfl.config.values import text
 from jaxfl.core.protocol import Algorithm, Method
 from jaxfl.core.protocol_check import checked
 from jaxfl.core.rounds import Programs, as_programs
@@ -53,8 +54,8 @@ class Variant(NamedTuple):
 
 def choose(
     choice: str | Method,
-    common: dict[str, Any] | None = None,
-    own: dict[str, Any] | None = None,
+    common: Asked | None = None,
+    own: Asked | None = None,
     /,
     **options,  # of any names: the user's methods have their own
 ) -> Variant:
@@ -70,25 +71,22 @@ def choose(
     Raises:
       JaxflError: if there is no such method, or an option is of another type or out of range.
     """
-    method, given = registry.method(choice)
-    named = choice if isinstance(choice, str) else None
-    own = own or {}
-    if twice := sorted(given.keys() & options.keys()):
+    (method, given), own = registry.method(choice), own or {}
+    if twice := sorted(given.keys() & {*own, *options}):
         raise JaxflError(f"{choice} gives {twice[0]}, which is given once more beside it; leave one out.")
-    config = method.config(**(common or {}) | given | own | options)
-    return variant_of(named, method, config, told=own)
+    asked = {**(common or {}), **given, **own, **options}
+    config = method.config(**read_options(method.name, declared(method.config), asked))
+    return variant_of(choice if isinstance(choice, str) else None, method, config, told=own)
 
 
 def variant_of(choice: str | None, method: Method, config: Any, told: Collection[str] = ()) -> Variant:
     """Return the variant of a known method and configuration; options in `told` are always in its label."""
-    check(method.name, config)
     name, given = choices.split(choices.absolute(choice)) if choice else (None, {})
-    common = hints(Training)
     shown = {
-        field.name: text(getattr(config, field.name))
-        for field in dataclasses.fields(config)
-        if field.name in {*given, *told}
-        or (field.name not in common and getattr(config, field.name) != field.default)
+        option.name: text(getattr(config, option.name))
+        for option in declared(method.config).values()
+        if option.name in {*given, *told}
+        or (option.name not in declared(Training) and getattr(config, option.name) != option.default)
     }
     # An object is built anew each time: functions that it calls may have been redefined since, in a notebook.
     programs = (_kept_programs if name else _programs)(method.build, jax.tree.structure(config))

@@ -3,12 +3,14 @@
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxfl.config import choices
+from jaxfl.config.asked import make
+from jaxfl.config.command_options import Columns, Continuation, Seeds, View
 from jaxfl.config.setup import Setup, is_saved
 from jaxfl.deployed.load import load as open_run
 from jaxfl.errors import JaxflError
@@ -28,59 +30,45 @@ from jaxfl.grid.plan import (
     has_finished,
     plan,
 )
+from jaxfl.grid.run import continued
 from jaxfl.machine import files
 from jaxfl.machine.environment import environment
 from jaxfl.machine.processes import agree
-from jaxfl.results.measures import check_columns
 from jaxfl.results.paired import label_of, matching_label
 from jaxfl.results.report import report
 from jaxfl.results.table import Table
 from jaxfl.results.tuned import apart, check_tuned
 from jaxfl.runs.interrupt import Interrupted, limited, reason
 from jaxfl.runs.log import Log
-from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.prepare import seed_draws
+from jaxfl.runs.observer import Terms
+from jaxfl.runs.setup_check import seed_draws
 
 
 def compare(
     variants: Sequence[Variant],
     setup: Setup,
-    seeds: int = 1,
-    folder: Path | None = None,
+    seeds: Seeds,
+    columns: Columns,
+    folder: Path | None,
+    terms: Terms,
     *,
-    partition_seeds: int = 1,
-    hide: Collection[str] = (),
-    tune: Sequence[str] = (),
-    select: str = "last",
-    against: str | None = None,
-    log: Sequence[str | Callable] = (),
-    changed_code: bool = False,
-    max_seconds: float | None = None,
     beside: bool = False,
     only: Collection[str] | None = None,
-    observer: Observer = ONLY_WARNINGS,
 ) -> Comparison:
     """Start or continue all runs, and write a table and pictures of those that finish.
 
     Args:
       variants: methods to compare. Runs that differ only in seeds and rates share a program where possible.
       setup: the options of every run except the seed; what it is to `show` are further columns of the table.
-      seeds: number of repetitions of each variant, with seed, seed + 1, ...
+      seeds: numbers of repetitions.
+      columns: what the table shows besides. `against` names a variant, without what is tuned; the differences
+        from it are shown once all of its runs have finished, see `jaxfl.results.paired`.
       folder: new folder, or that of an earlier comparison with the same options, which is continued; by
         default runs/compare-DATASET. Runs with fewer rounds go on to as many.
-      partition_seeds: number of repetitions of all of that, with partition_seed, partition_seed + 1, ...
-      hide: usual columns that the table is to leave out, see `jaxfl.results.measures.usual_columns`.
-      tune: options; of the variants that differ only in these, the best one stays, see `jaxfl.results.tuned`.
-      select: the evaluation that its accuracies are of, see `jaxfl.results.result.selected`.
-      against: name or label of a variant, without what is tuned. Once all of its runs have finished, a
-        further column shows how much more accurate the others are, see `jaxfl.results.paired`.
-      log: further destinations of the metrics, see `Log`.
-      changed_code: whether to go on although the user's own files have changed.
-      max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
+      terms: whom to tell, when to stop, and whether the user's own files may have changed.
       beside: whether the folder may hold other runs, which stay unchanged and are in no table.
       only: labels of the variants to train, by default all; other processes train the rest. The table has
         what all of them have finished.
-      observer: callbacks for progress reports.
 
     Raises:
       JaxflError: if a method is named twice, an option does not fit, the data are not available, `against`
@@ -89,44 +77,44 @@ def compare(
         A run that fails, and a partition that is impossible, do not end the others.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    _check_seeds(setup, seeds, partition_seeds)
-    check_columns(setup.machine.show)
+    if seeds.partition_seeds > 1 and is_saved(setup.partition.partition) and not seed_draws(setup):
+        raise JaxflError(
+            f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
+        )
+    tune, observer = columns.tune, terms.observer
     check_tuned(tune, itertools.chain(*(choices.split(variant.label)[1] for variant in variants)))
-    if against is not None:
-        against = _named(against, [each._replace(label=apart(each.label, tune)[0]) for each in variants])
-    follow, setup = Log(log), provided(setup, variants)
-    validates = "--select validation" if select == "validation" else "--tune" if tune else None
+    if columns.against is not None:
+        untuned = [each._replace(label=apart(each.label, tune)[0]) for each in variants]
+        columns = dataclasses.replace(columns, against=_named(columns.against, untuned))
+    follow, setup = Log(terms.log), provided(setup, variants)
+    validates = "--select validation" if columns.select == "validation" else "--tune" if tune else None
     if validates and not is_saved(setup.partition.partition):
         require_validation(validates, bool(setup.partition.validation_fraction))
     folder = folder or store.free_folder("compare", setup.data.dataset)
-    planned = plan(folder, variants, setup, seeds, partition_seeds)
+    planned = plan(folder, variants, setup, seeds)
     check_distinct(variants)
     mine = {run: entry for run, entry in planned.items() if only is None or entry.variant.label in only}
     runs = [(run.absolute(), described(*entry[:2]), run in mine) for run, entry in planned.items()]
-    agree("options", (runs, beside, changed_code))
+    agree("options", (runs, beside, terms.changed_code))
     check_folder(folder, planned, beside)
-    check_code(folder, mine, changed_code, observer.warned)
+    check_code(folder, mine, terms.changed_code, observer.warned)
 
     def watch(run, new, kept=False):
         entry, tell = mine[run], observer.kept if kept else observer.progressed
-        tell(f"{entry.variant.label}, {draw_in_words(entry, partition_seeds > 1)}", new)
+        tell(f"{entry.variant.label}, {draw_in_words(entry, seeds.partition_seeds > 1)}", new)
         if not kept:  # a run that had finished was logged then
             follow(run, new)
 
     asked = {
-        "seeds": seeds,
-        "partition_seeds": partition_seeds,
-        "hide": list(hide),
-        "tune": list(tune),
-        "select": select,
-        "against": against,
+        **vars(seeds),
+        **vars(columns),
         "beside": beside,
         "methods": [described(variant, setup) for variant in variants],
         "environment": environment() | {"folder": str(folder.resolve())},
     }
     if not mine:
         observer.said("All methods are left to other parts.")
-    with follow, limited(max_seconds):
+    with follow, limited(terms.max_seconds):
         try:
             keep = partial(several_runs.keep_command, folder, asked)
             told = Watched(watch, observer)
@@ -141,11 +129,11 @@ def compare(
     with in_turn(folder):
         finished = [run for run, entry in planned.items() if _has_ended(run, entry)]
         failures = sentences(mine, {run: e for run, e in errors.items() if run not in finished})
-        shown = setup.machine.show, hide, tune, setup.run.target, against, select
-        table = _conclude(folder, planned, finished, mine, failures, *shown)
+        view = View(**vars(columns), show=setup.machine.show, target=setup.run.target)
+        table = _conclude(folder, planned, finished, mine, failures, view)
     objects = {run: entry.variant for run, entry in planned.items() if entry.variant.name is None}
     opened = [
-        dataclasses.replace(open_run(run, changed_code), variant=objects.get(run))
+        dataclasses.replace(open_run(run, terms.changed_code), variant=objects.get(run))
         for run in planned
         if store.holds(run, store.CONFIG) and (run in finished or not store.holds(run, store.RESULT))
     ]
@@ -154,45 +142,23 @@ def compare(
     return Comparison(folder, table, by_label(opened), failures)
 
 
-def resume(
-    folder: Path,
-    *,
-    log: Sequence[str | Callable] = (),
-    changed_code: bool = False,
-    max_seconds: float | None = None,
-    observer: Observer = ONLY_WARNINGS,
-    **changed,
-) -> Comparison:
+def resume(folder: Path, changed: Continuation, terms: Terms) -> Comparison:
     """Go on with a comparison as its folder says that it was asked for.
 
     Args:
       folder: the comparison's folder.
-      log: see `compare`.
-      changed_code: see `compare`.
-      max_seconds: see `compare`.
-      observer: see `compare`.
-      **changed: options of the setup that differ from now on; None for one that does not.
+      changed: what differs from now on.
+      terms: see `compare`.
 
     Raises:
       JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.
     """
-    asked: dict[str, Any] = dict(several_runs.read_command(folder))
-    where = {"environment": asked.pop("environment")}
-    methods = [restore(folder, where | method, changed_code) for method in asked.pop("methods")]
-    (setup, _), *_ = methods
-    setup = setup.replace(**{name: value for name, value in changed.items() if value is not None})
-    how = {"log": log, "changed_code": changed_code, "max_seconds": max_seconds, "observer": observer}
-    return compare([variant for _, variant in methods], setup, folder=folder, **asked, **how)
-
-
-def _check_seeds(setup: Setup, seeds: int, partition_seeds: int) -> None:
-    for name, number in (("seeds", seeds), ("partition-seeds", partition_seeds)):
-        if number < 1:
-            raise JaxflError(f"--{name} must be at least 1, not {number}.")
-    if partition_seeds > 1 and is_saved(setup.partition.partition) and not seed_draws(setup):
-        raise JaxflError(
-            f"--partition-seeds does not change the saved {setup.partition.partition}; leave it out."
-        )
+    asked = several_runs.read_command(folder)
+    where: dict[str, Any] = {"environment": asked["environment"]}
+    methods = [restore(folder, where | method, terms.changed_code) for method in asked["methods"]]
+    setup, variants = continued(methods[0][0], changed), [variant for _, variant in methods]
+    seeds, columns = make(Seeds, whose := str(folder / store.COMMAND), asked), make(Columns, whose, asked)
+    return compare(variants, setup, seeds, columns, folder, terms, beside=asked["beside"])
 
 
 def _has_ended(run: Path, entry: Planned) -> bool:
@@ -209,29 +175,23 @@ def _conclude(
     finished: Sequence[Path],
     mine: Runs,
     failures: list[str],
-    show: Sequence[str],
-    hide: Collection[str],
-    tune: Sequence[str],
-    target: Sequence[float],
-    against: str | None,
-    select: str,
+    view: View,
 ) -> Table | None:
     """Write the table and the pictures of the finished runs, and how the comparison ended."""
     notes = _left_out(failures)
     elsewhere = planned.keys() - mine.keys() - set(finished)
     if elsewhere:
         notes.append(f"Not finished, left to other parts: {len(elsewhere)} of {len(planned)} runs.")
-    if against is not None and against not in _complete_labels(planned, finished, tune):
-        notes.append(f"Nothing is compared with {against}: not all runs have finished.")
-        against = None
-    chosen = {"select": select, "hide": hide, "tune": tune}
-    table = report(finished, folder, show, target, against, notes, **chosen) if finished else None
+    if view.against is not None and view.against not in _complete_labels(planned, finished, view.tune):
+        notes.append(f"Nothing is compared with {view.against}: not all runs have finished.")
+        view = dataclasses.replace(view, against=None)
+    table = report(finished, folder, view, notes) if finished else None
     # Where another process is at work, the comparison has not ended.
     at_work = any(is_owned(run) for run in planned if run not in finished)
     if several_runs.runs_in(folder) and not at_work:
         order = list(dict.fromkeys(run.parent.name for run in planned))
         end = {"runs": len(planned), "finished": len(finished), "failures": failures, "order": order}
-        end |= {"select": select, "tune": list(tune)}
+        end |= {"select": view.select, "tune": view.tune}
         files.write_json(folder / store.END, end)
     return table
 

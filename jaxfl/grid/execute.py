@@ -34,7 +34,7 @@ from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.loop import Run, compilation, proceed
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.open import begin, reopen
-from jaxfl.runs.prepare import Data, check_setup, load_source, prepare
+from jaxfl.runs.prepare import Data, load_source, prepare
 
 Errors = dict[Path, JaxflError]  # of runs that do not finish, by folder
 
@@ -96,7 +96,6 @@ def execute(
                 continue
             setup, first = setup.replace(partition_seed=number), source is None
             if source is None:
-                check_setup(setup)
                 source = load_source(setup)
             data = None  # the last partition's data go: the next ones need the memory
             try:
@@ -265,8 +264,8 @@ def _compiled_by_now(runs: Runs) -> tuple[int, float]:
 def _compile(runs: Runs, shared: Setup, data: Data) -> None:
     """Begin to compile for new runs, in another thread than theirs; what is wrong is said at their turn."""
     if jax.process_count() == 1 and not any(store.holds(folder, store.CONFIG) for folder in runs):
-        fitting, size, _, data = _fitted(runs, shared, data)
-        first = itertools.islice(fitting.values(), size)
+        size, _, data = _fitted(runs, shared, data)
+        first = itertools.islice(runs.values(), size)
         begin_compiling(job_of([run[:2] for run in first], data.federation))
 
 
@@ -309,8 +308,8 @@ def _refused(batches: Sequence[Runs], data: Data) -> Errors:
     return errors
 
 
-def _fitted(runs: Runs, shared: Setup, data: Data) -> tuple[Runs, int, str, Data]:
-    """Return a batch with its choices for this machine, how many runs are one program, and why, and its data.
+def _fitted(runs: Runs, shared: Setup, data: Data) -> tuple[int, str, Data]:
+    """Return how many runs of a batch are one program, why not more, and their data on this machine.
 
     Raises:
       JaxflError: if they cannot run.
@@ -319,11 +318,8 @@ def _fitted(runs: Runs, shared: Setup, data: Data) -> tuple[Runs, int, str, Data
     begun = [folder for folder in runs if store.holds(folder, store.CONFIG)]
     if begun and first.setup.machine != shared.machine:
         data = start_from(prepare(first.setup, begun[0], data.source), first.setup, begun[0], ONLY_WARNINGS)
-    setup, data = fit_to_machine(first.variant, first.setup, data)
-    fitting = {
-        folder: run._replace(setup=setup.replace(seed=run.setup.run.seed)) for folder, run in runs.items()
-    }
-    return fitting, *_together(list(fitting.values()), data), data
+    data = fit_to_machine(first.variant, first.setup, data)
+    return *_together(list(runs.values()), data), data
 
 
 def _run_batch(
@@ -341,7 +337,7 @@ def _run_batch(
     """
     kept = (lambda error: error) if alone else without_traceback
     try:
-        fitting, size, how, data = _fitted(runs, shared, data)
+        size, how, data = _fitted(runs, shared, data)
     except JaxflError as error:
         return dict.fromkeys(runs, kept(error))
     if len(runs) > 1:
@@ -352,7 +348,7 @@ def _run_batch(
         heed()
         with contextlib.ExitStack() as held:
             ready = []
-            for folder, run in itertools.islice(fitting.items(), start, start + size):
+            for folder, run in itertools.islice(runs.items(), start, start + size):
                 try:
                     held.enter_context(owned(folder))
                     ready += _opened(folder, run, data, partial(told.watch, folder))
@@ -362,7 +358,7 @@ def _run_batch(
             ready.sort(key=lambda run: run.done)
             for _, alike in itertools.groupby(ready, key=lambda run: run.done):
                 alike = list(alike)
-                job = job_of([fitting[run.folder][:2] for run in alike], data.federation)
+                job = job_of([runs[run.folder][:2] for run in alike], data.federation)
                 outcomes = proceed(job, alike, data.client_devices, spent, **alone)
                 for run, outcome in zip(alike, outcomes, strict=True):
                     if isinstance(outcome, JaxflError):

@@ -5,8 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxfl.config.options import check_some, text
-from jaxfl.config.setup import PartitionOptions, RunOptions, Setup
+from jaxfl.config.asked import read_options
+from jaxfl.config.command_options import Seeds
+from jaxfl.config.options import declared
+from jaxfl.config.setup import Setup
+from jaxfl.config.values import text
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, several_runs, store
 from jaxfl.folder.config import described, experiment
@@ -35,15 +38,16 @@ class Planned(NamedTuple):
 Runs = dict[Path, Planned]  # by folder
 
 
-def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, partition_seeds: int) -> Runs:
+def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: Seeds) -> Runs:
     """Return a comparison's runs: every variant with every seed on every partition, see `compare`."""
     first, first_partition = setup.run.seed, setup.partition.partition_seed
-    number = len(variants) * seeds * partition_seeds
+    number = len(variants) * seeds.seeds * seeds.partition_seeds
     if number > MOST_RUNS:
         raise JaxflError(f"These are {number:,} runs; a comparison has at most {MOST_RUNS:,}.")
-    last = "the comparison's last run"  # whose seeds are the largest
-    check_some(last, RunOptions, {"seed": first + seeds - 1})
-    check_some(last, PartitionOptions, {"partition_seed": first_partition + partition_seeds - 1})
+    drawn = range(first, first + seeds.seeds)
+    divided = range(first_partition, first_partition + seeds.partition_seeds)
+    last = {"seed": drawn[-1], "partition_seed": divided[-1]}
+    read_options("the comparison's last run", declared(Setup), last)
 
     def run_folder(label, seed, number):
         partition = f"-partition-{number}" if number != first_partition else ""
@@ -53,8 +57,8 @@ def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: int, pa
         run_folder(variant.label, seed, number): Planned(
             variant, own_setup(setup, variant).replace(seed=seed, partition_seed=number)
         )
-        for number in range(first_partition, first_partition + partition_seeds)
-        for seed in range(first, first + seeds)
+        for number in divided
+        for seed in drawn
         for variant in variants
     }
 
@@ -100,11 +104,8 @@ def _differing(run: Path, entry: Planned) -> list[str]:
     beyond = begun.get("beyond_target", False)
     then, now = experiment(begun), experiment(described(*entry[:2]), beyond)
 
-    def words(value):
-        return text(tuple(value)) if isinstance(value, list) else text(value)
-
     return [
-        f"{name} {words(then.get(name))}, not {words(now.get(name))}"
+        f"{name} {text(then.get(name))}, not {text(now.get(name))}"
         for name in now | then
         if then.get(name) != now.get(name)
     ]

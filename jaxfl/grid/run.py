@@ -1,10 +1,9 @@
 """One run, from its options to its result: begun, repeated, or resumed from only its folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxfl.config.command_options import Continuation
-from jaxfl.config.options import as_path, check_some
 from jaxfl.config.setup import Setup
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, store
@@ -17,19 +16,17 @@ from jaxfl.grid.plan import Planned
 from jaxfl.machine.processes import agree
 from jaxfl.runs.interrupt import limited
 from jaxfl.runs.log import Log
-from jaxfl.runs.observer import ONLY_WARNINGS, Observer
+from jaxfl.runs.observer import Observer, Terms
 
 
 def run(
     variant: Variant,
     setup: Setup,
-    folder: Path | None = None,
+    folder: Path | None,
+    terms: Terms,
     *,
-    log: Sequence[str | Callable] = (),
     profile: Path | None = None,
     saved: Path | None = None,
-    max_seconds: float | None = None,
-    observer: Observer = ONLY_WARNINGS,
 ) -> tuple[Path, Result]:
     """Train one method.
 
@@ -37,11 +34,9 @@ def run(
       variant: the method.
       setup: the run's options.
       folder: folder for its results; by default runs/NAME-DATASET.
-      log: further destinations of the metrics, see `Log`.
+      terms: whom to tell, and when to stop.
       profile: folder for a trace of the second chunk of rounds, or of the only one.
       saved: folder of a run whose partition, links and initial weights are used as they are.
-      max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
-      observer: callbacks for progress reports.
 
     Returns:
       The folder, and the result, see `jaxfl.results.result.result`.
@@ -52,20 +47,23 @@ def run(
         if nothing was, the folder is removed.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    follow, setup = Log(log), provided(setup, [variant])
+    follow, setup = Log(terms.log), provided(setup, [variant])
     folder = folder or store.free_folder(variant.method.name, setup.data.dataset)
     store.check_free(folder)
     agree("options", (described(variant, setup), folder.absolute(), profile))
-    with limited(max_seconds), follow, owned(folder):
-        return folder, _alone(folder, Planned(variant, setup), follow, observer, saved=saved, profile=profile)
+    with limited(terms.max_seconds), follow, owned(folder):
+        entry, how = Planned(variant, setup), {"saved": saved, "profile": profile}
+        return folder, _alone(folder, entry, follow, terms.observer, **how)
 
 
 def repeat(
     old: Path,
-    folder: Path | None = None,
+    folder: Path | None,
+    terms: Terms,
+    *,
     seed: int | None = None,
     variant: Variant | None = None,
-    **options,
+    profile: Path | None = None,
 ) -> tuple[Path, Result]:
     """Repeat an earlier run on its partition, perhaps with another seed or method; the rest is as in `run`.
 
@@ -81,24 +79,14 @@ def repeat(
     if config.get("beyond_target", False):
         setup = setup.replace(stop_at_target=False, patience=None)
     if files := code.changed(code.latest(old, config, store.read_metrics(old))):
-        options.get("observer", ONLY_WARNINGS).warned(
+        terms.observer.warned(
             f"{files[0]} has changed since {old} was computed (a copy from then is in {old}/code); this run "
             "uses the new version."
         )
-    return run(variant, setup, folder, saved=old, **options)
+    return run(variant, setup, folder, terms, saved=old, profile=profile)
 
 
-def resume(
-    folder: Path,
-    *,
-    rounds: int | None = None,
-    devices: int | None = None,
-    data_dir: Path | None = None,
-    log: Sequence[str | Callable] = (),
-    changed_code: bool = False,
-    max_seconds: float | None = None,
-    observer: Observer = ONLY_WARNINGS,
-) -> Result:
+def resume(folder: Path, changed: Continuation, terms: Terms) -> Result:
     """Continue a run from its newest readable checkpoint up to which the metrics are complete.
 
     A finished run returns its result at once. If more rounds are asked for, it goes on, even past the target
@@ -106,13 +94,8 @@ def resume(
 
     Args:
       folder: the run's folder.
-      rounds: number of rounds of the whole run; by default unchanged.
-      devices: number of devices that share a round's clients from now on; by default unchanged.
-      data_dir: where tensorflow-datasets keeps its data from now on; by default unchanged.
-      log: further destinations of the metrics, see `Log`.
-      changed_code: whether to go on although the user's own files have changed.
-      max_seconds: time limit in seconds; the rounds done are saved, see `Interrupted`.
-      observer: callbacks for progress reports.
+      changed: what differs from now on.
+      terms: whom to tell, when to stop, and whether the user's own files may have changed.
 
     Raises:
       JaxflError: if the folder holds no run, another process owns it, its code has changed, its method cannot
@@ -120,9 +103,9 @@ def resume(
         cannot become as long as asked for.
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    data_dir = data_dir and as_path(data_dir).absolute()
-    agree("options", (rounds, devices, data_dir, changed_code, folder.absolute()))
-    follow, config = Log(log), store.read_config(folder)
+    rounds, data_dir = changed.rounds, changed.data_dir and changed.data_dir.absolute()
+    agree("options", (rounds, changed.devices, data_dir, terms.changed_code, folder.absolute()))
+    follow, observer, config = Log(terms.log), terms.observer, store.read_config(folder)
 
     def finished():
         if not store.holds(folder, store.RESULT):
@@ -133,7 +116,7 @@ def resume(
         _watch(config["label"], config["options"]["seed"], follow, observer)(folder, metrics, kept=True)
         return found
 
-    with follow, limited(max_seconds):
+    with follow, limited(terms.max_seconds):
         if data_dir is None and (found := finished()):  # readable without write access
             return found
         with owned(folder):
@@ -143,12 +126,10 @@ def resume(
                     store.change(folder, "data_dir", str(data_dir))
                 return found
             then = code.latest(folder, config, store.read_metrics(folder))
-            if not changed_code:
+            if not terms.changed_code:
                 code.refuse_changed(folder, then)
-            setup, variant = restore(folder, config, changed_code)
-            before, changed = setup.run.rounds, {"rounds": rounds, "devices": devices, "data_dir": data_dir}
-            check_some("jaxfl resume", Continuation, {"rounds": rounds})
-            setup = setup.replace(**{name: value for name, value in changed.items() if value is not None})
+            setup, variant = restore(folder, config, terms.changed_code)
+            before, setup = setup.run.rounds, continued(setup, changed)
             if setup.run.rounds < before:
                 raise JaxflError(
                     f"{folder} is a run of {before} rounds; --rounds {rounds} cannot make it shorter."
@@ -159,6 +140,11 @@ def resume(
                     "this version computes it."
                 )
             return _alone(folder, Planned(variant, setup, further=rounds is not None), follow, observer)
+
+
+def continued(setup: Setup, changed: Continuation) -> Setup:
+    """Return the options of a run or a comparison from now on."""
+    return setup.replace(**{name: value for name, value in vars(changed).items() if value is not None})
 
 
 def _alone(folder: Path, entry: Planned, follow: Log, observer: Observer, **how) -> Result:

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxfl.config.options import as_path
+from jaxfl.config.command_options import Columns, Continuation, Seeds
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.owner import in_turn
@@ -23,6 +24,7 @@ from jaxfl.folder.variant import provided
 from jaxfl.grid.compare import compare
 from jaxfl.grid.part import of_part
 from jaxfl.grid.plan import is_begun, plan
+from jaxfl.grid.run import continued
 from jaxfl.grid.study_file import (
     SHOW,
     Study,
@@ -40,7 +42,7 @@ from jaxfl.machine import files
 from jaxfl.results.frame import Frame, alike_in_data, finished_run
 from jaxfl.results.table import Table, written
 from jaxfl.runs.interrupt import Interrupted, deferred, limited, reason
-from jaxfl.runs.observer import ONLY_WARNINGS, Observer
+from jaxfl.runs.observer import USUAL, Observer, Terms
 
 __all__ = ["Study", "finished", "found_below", "read", "run", "settings", "usual_folder"]
 
@@ -50,11 +52,9 @@ def run(
     folder: str | Path,
     *,
     part: str = "1/1",
-    data_dir: str | Path | None = None,
+    data_dir: Path | None = None,
     pictures: str = "png",
-    changed_code: bool = False,
-    max_seconds: float | None = None,
-    observer: Observer = ONLY_WARNINGS,
+    terms: Terms = USUAL,
 ) -> tuple[Table | None, list[str]]:
     """Start or continue the runs of a study, and write its table and picture.
 
@@ -66,9 +66,7 @@ def run(
         each of as many parts as settings has one setting. The table has what all parts have finished.
       data_dir: see `jaxfl.config.setup.MachineOptions`.
       pictures: format of the picture, "png", "pdf" or "svg".
-      changed_code: whether to go on although the user's own files have changed.
-      max_seconds: time limit in seconds; the rounds done are saved.
-      observer: callbacks for progress reports.
+      terms: whom to tell, when to stop, and whether the user's own files may have changed; without logs.
 
     Returns:
       The table of the finished runs, None if there are none; and why others have not finished.
@@ -77,7 +75,7 @@ def run(
       JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
       Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
-    folder = as_path(folder)
+    folder, observer = as_path(folder), terms.observer
     # By folder: settings that differ only in targets share one, and its runs.
     everything = {_folder(study, folder, setting): setting for setting in settings(study)}
     mine = _of_part(study, everything, part)
@@ -91,19 +89,17 @@ def run(
         of_choice = zip(study.methods, variants, strict=True)
         return compare(
             variants,
-            setup if data_dir is None else setup.replace(data_dir=as_path(data_dir)),
-            study.seeds,
+            continued(setup, Continuation(data_dir=data_dir)),
+            seeds_of(study),
+            Columns(select=study.select),
             place,
-            partition_seeds=study.partition_seeds,
-            changed_code=changed_code,
-            select=study.select,
+            terms._replace(max_seconds=None),
             only={variant.label for choice, variant in of_choice if choice in chosen},
             beside=True,  # runs of seeds and methods that the file no longer names
-            observer=observer,
         ).failures
 
     failures, rounds = [], {place: _rounds(study, everything[place], mine[place]) for place in mine}
-    with limited(max_seconds), deferred() as request:
+    with limited(terms.max_seconds), deferred() as request:
         for done, (place, chosen) in enumerate(mine.items(), 1):
             setting = everything[place]
             observer.ahead(sum([*rounds.values()][done - 1 :]))
@@ -137,6 +133,11 @@ def run(
     return None, failures
 
 
+def seeds_of(study: Study) -> Seeds:
+    """Return how often every run is repeated."""
+    return Seeds(study.seeds, study.partition_seeds)
+
+
 def finished(study: Study, folder: Path) -> Frame:
     """Return the finished runs that were begun as the study plans them, without their metrics.
 
@@ -148,7 +149,7 @@ def finished(study: Study, folder: Path) -> Frame:
         method = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
         try:
             setup = provided(setup, variants)
-            runs = plan(_folder(study, folder, setting), variants, setup, study.seeds, study.partition_seeds)
+            runs = plan(_folder(study, folder, setting), variants, setup, seeds_of(study))
         except JaxflError:  # it has ended this setting
             continue
         for run, entry in runs.items():

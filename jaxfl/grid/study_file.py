@@ -2,26 +2,29 @@
 
 import itertools
 import tomllib
+import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxfl import registry
 from jaxfl.config import choices
-from jaxfl.config.given import divide
-from jaxfl.config.options import as_path, hints
+from jaxfl.config.asked import read_options
+from jaxfl.config.command_options import Seeds
+from jaxfl.config.options import Option, declared
 from jaxfl.config.setup import Setup, is_saved
+from jaxfl.config.values import as_path
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import store
-from jaxfl.folder.variant import Variant, choose
+from jaxfl.folder.variant import Variant
 from jaxfl.grid.plan import check_distinct
+from jaxfl.grid.resolve import resolve
 from jaxfl.machine import files
 from jaxfl.results.measures import SHOWN, known_measures, measure
 from jaxfl.results.paired import matching_label
 from jaxfl.results.result import NO_VALIDATION
 from jaxfl.results.tuned import apart, check_tuned
-from jaxfl.runs.prepare import check_setup
 
 METHOD = "method"  # the axis that every study has
 SHOW = "show"  # and the one of studies that show several things
@@ -61,7 +64,7 @@ class Study(NamedTuple):
     partition_seeds: int = 1
     columns: str = METHOD
     show: tuple[str, ...] = ("accuracy",)
-    select: str = "last"
+    select: Literal["last", "validation"] = "last"
     tune: tuple[str, ...] = ()
     against: str = ""
     names: Mapping[str, str] = {}
@@ -74,30 +77,24 @@ def read(path: str | Path) -> Study:
       JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
     """
     path = as_path(path)
-    content = _typed(path, _read_toml(path))
-    axes, shown = content.get("axes", {}), tuple(content[SHOW])
-    _check_axes(path, axes, content.get("options", {}))
-    content["axes"] = axes = {
-        name: [_ordered(value, values) for value in values] for name, values in axes.items()
-    }
-    for name, values in [("methods", content["methods"]), (SHOW, shown), *axes.items()]:
+    study = _typed(path, _read_toml(path))
+    _check_axes(path, study.axes, study.options)
+    axes = {name: [_ordered(value, values) for value in values] for name, values in study.axes.items()}
+    for name, values in [("methods", study.methods), (SHOW, study.show), *axes.items()]:
         # By the names of their folders.
         of_values = [store.file_name(setting_name({name: value})) for value in values]
         for i, value in enumerate(values):
             if of_values[i] in of_values[:i]:
                 raise JaxflError(f"{path}: {name} has {value_text(value)} twice; write it once.")
-    content["tune"] = tune = tuple(content["tune"])
-    kept = [name for name in axes if name not in tune]
-    known = (METHOD, *kept, *([SHOW] if len(shown) > 1 else []))
-    columns = content.setdefault("columns", known[-1])
+    kept = [name for name in axes if name not in study.tune]
+    known = (METHOD, *kept, *([SHOW] if len(study.show) > 1 else []))
+    columns = study.columns or known[-1]
     if columns not in known:
         raise JaxflError(f"{path}: there is no axis {columns!r}; {nearest(columns, known)}")
-    study = Study(path.stem, tuple(content.pop("methods")))._replace(**(content | {SHOW: shown}))
-    if study.select not in ("last", "validation"):
-        raise JaxflError(f'{path}: select is {study.select!r}; it must be "last" or "validation".')
-    for name in shown:
+    study = study._replace(axes=axes, columns=columns)
+    for name in study.show:
         measure(name)
-    check_tuned(tune, itertools.chain(axes, *(choices.split(choice)[1] for choice in study.methods)))
+    check_tuned(study.tune, itertools.chain(axes, *(choices.split(choice)[1] for choice in study.methods)))
     if study.against:
         against = matching_label(study.against, untuned(study))
         if against is None:
@@ -105,18 +102,17 @@ def read(path: str | Path) -> Study:
                 f"{path}: no method {study.against!r} is compared; {nearest(study.against, untuned(study))}"
             )
         study = study._replace(against=against)
-    names = _named(path, study)
-    study = study._replace(names=names)
+    study = study._replace(names=_named(path, study))
     for choice, name in itertools.product(study.methods, options_along(axes)):
         if name in choices.split(choice)[1]:
             raise JaxflError(f"{path}: {choice} sets {name}, which is also an axis; leave it out of one.")
     for setting in settings(study):
         variants, setup = planned(study, setting)
         check_distinct(variants)
-        if tune and not (setup.partition.validation_fraction or is_saved(setup.partition.partition)):
+        if study.tune and not (setup.partition.validation_fraction or is_saved(setup.partition.partition)):
             raise JaxflError(f"{path}: tune: {NO_VALIDATION}")
         number = len(setup.run.target)
-        if number != 1 and (names := [*filter(to_target, shown)]):
+        if number != 1 and (names := [*filter(to_target, study.show)]):
             raise JaxflError(
                 f"{path} shows {names[0]}, but has {number or 'no'} target{'s' * (number > 1)}; give it one, "
                 "as in target = [0.5] among its options, or as an axis, target = [[0.5], [0.6]]."
@@ -124,34 +120,23 @@ def read(path: str | Path) -> Study:
     return study
 
 
-def _typed(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file says, with texts in one line and what is shown as a list; refuse wrong types."""
-    for name in content:
-        if name not in Study._fields:
-            raise JaxflError(f"{path}: there is no {name!r} in a study; {nearest(name, Study._fields)}")
-    kinds = {"methods": list, SHOW: list, "tune": list, "options": dict, "axes": dict, "names": dict}
-    kinds |= {"seeds": int, "partition_seeds": int}
-    lists = {name: content.get(name, usual) for name, usual in ((SHOW, "accuracy"), ("tune", []))}
-    lists = {name: [value] if isinstance(value, str) else value for name, value in lists.items()}
-    content = {"methods": []} | content | lists
+def _typed(path: Path, written: dict[str, Any]) -> Study:
+    """Return what a file says, with texts in one line; without columns if it names none."""
+    types = typing.get_type_hints(Study)
+    known = {name: Option(name, kind, Study._field_defaults.get(name)) for name, kind in types.items()}
+    content = {"title": path.stem, "methods": (), "columns": ""}
+    content |= read_options(str(path), known | declared(Seeds), written, mark="")
     for name, value in content.items():
-        kind = kinds.get(name, str)
-        if type(value) is not kind:
-            hint = ""
-            if kind is int:
-                hint = (
-                    f", the number of repetitions; the first has the {name.removesuffix('s')} of the options"
-                )
-            raise JaxflError(f"{path}: {name} must be of type {kind.__name__}{hint}.")
-        if kind is str:  # a note of a table is one line
+        if isinstance(value, str):  # a note of a table is one line
             content[name] = " ".join(value.split())
-        if kind is int and value < 1:
-            raise JaxflError(f"{path}: {name} must be at least 1, not {value}.")
-    if not content["methods"] or not all(isinstance(choice, str) for choice in content["methods"]):
-        raise JaxflError(f'{path} names no methods; write methods = ["fedavg", "fedper"].')
-    if not content[SHOW] or not all(isinstance(name, str) for name in content[SHOW]):
-        raise JaxflError(f'{path} shows nothing; write show = "accuracy" or show = ["accuracy", "received"].')
-    return content
+    study = Study(**content)
+    for name in ("options", "axes", "names"):
+        if not isinstance(getattr(study, name), dict):
+            raise JaxflError(f"{path}: {name} must be a table; write [{name}] and below it name = value.")
+    for name in ("methods", SHOW):
+        if not getattr(study, name):
+            raise JaxflError(f'{path}: {name} is empty; write {name} = "NAME" or {name} = ["NAME", "NAME"].')
+    return study
 
 
 def _check_axes(path: Path, axes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -265,42 +250,16 @@ def value_text(value: Any) -> str:
 
 
 def planned(study: Study, setting: Mapping[str, Any]) -> tuple[list[Variant], Setup]:
-    """Return the methods of a setting, and the setup of all of them.
-
-    An option of all methods or of the federation applies to every run. Any other option applies to the
-    methods that have it, of which there must be at least one.
-    """
-    options = {**study.options, **options_of(setting)}
-    shared = {*hints(Setup), *hints(Training)}
-    own = {name: value for name, value in options.items() if name not in shared}
-    setup, common = divide({n: v for n, v in options.items() if n in shared}, Training, study.title)
-    setup = setup.replace(show=tuple(name for name in study.show if name in SHOWN))
-    check_setup(setup)
-    having = {choice: hints(registry.method(choice)[0].config) for choice in study.methods}
-    for name in own:
-        if not any(name in of_method for of_method in having.values()):
-            known = sorted(shared | {option for of_method in having.values() for option in of_method})
-            raise JaxflError(
-                f"{study.title}: none of its methods has an option {name!r}; {nearest(name, known)}"
-            )
-    variants = []
-    for choice, of_method in having.items():
-        applying = {name: value for name, value in own.items() if name in of_method}
-        method, given = registry.method(choice)
-        if twice := [name for name in applying if name in given]:
-            raise JaxflError(
-                f"{study.title}: {choice} sets {twice[0]}, which the study sets for all; leave it out of one."
-            )
-        _, typed = divide(applying, method.config, choice)
-        variants.append(choose(choice, common, typed))
-    return variants, setup
+    """Return the methods of a setting, and the setup of all of them, see `resolve`."""
+    shown = [name for name in study.show if name in SHOWN]
+    return resolve(study.title, study.methods, {**study.options, **options_of(setting), "show": shown})
 
 
 def without_axis(study: Study) -> list[tuple[str, str]]:
     """Return the methods and axes, of two values or more, along which all options of the method are equal."""
-    shared, found = {*hints(Setup), *hints(Training)}, []
+    shared, found = {*declared(Setup), *declared(Training)}, []
     for choice, (axis, values) in itertools.product(study.methods, study.axes.items()):
-        known = shared | {*hints(registry.method(choice)[0].config)}
+        known = shared | {*declared(registry.method(choice)[0].config)}
         having = [{n: v for n, v in options_of({axis: value}).items() if n in known} for value in values]
         if having.count(having[0]) == len(values) > 1:
             found.append((choice, axis))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.config.options import hints
+from jaxfl.config.options import declared
 from jaxfl.config.setup import Setup
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
@@ -171,7 +171,7 @@ def labels(configs: Sequence[Config], crossed: bool = False) -> list[str]:
         options | at_own_default(config) | without
         for options, config, without in zip(given, configs, unlinked, strict=True)
     ]
-    shared = {*hints(Setup), *hints(Training)}
+    shared = {*declared(Setup), *declared(Training)}
 
     def differs(run: int, name: str) -> bool:
         """Return whether a run has another value than one whose label does not show that already."""

@@ -1,13 +1,14 @@
 """Reports on finished runs: a table and pictures."""
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from jaxfl.config import choices
+from jaxfl.config.command_options import View
 from jaxfl.folder import several_runs, store
 from jaxfl.folder.records import Result
 from jaxfl.machine import files
@@ -22,31 +23,16 @@ from jaxfl.results.tuned import best, check_tuned
 
 
 def report(
-    folders: Sequence[Path],
-    out: Path,
-    show: Sequence[str] = (),
-    target: Sequence[float] = (),
-    against: str | None = None,
-    notes: Sequence[str] = (),
-    pictures: str = "png",
-    select: str = "last",
-    hide: Collection[str] = (),
-    tune: Sequence[str] = (),
+    folders: Sequence[Path], out: Path, view: View, notes: Sequence[str] = (), pictures: str = "png"
 ) -> Table:
     """Tabulate and plot finished runs.
 
     Args:
       folders: run folders, or folders that contain some.
       out: where table.csv, .md, .tex and the pictures are written.
-      show: further columns, see `jaxfl.results.measures.usual_columns`; also drawn.
-      target: accuracies, for what runs have spent until they reached them; the runs need not have been given
-        them as targets.
-      against: a label of the table. A further column shows how much more accurate the others are.
+      view: what is shown; the runs need not have been given its targets.
       notes: further sentences under the table.
       pictures: their format, "png", "pdf" or "svg".
-      select: the evaluation that the accuracies are of, see `jaxfl.results.result.selected`.
-      hide: usual columns to leave out, see `jaxfl.results.measures.usual_columns`.
-      tune: options; of the labels that differ only in these, the best one stays, see `jaxfl.results.tuned`.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
@@ -54,40 +40,35 @@ def report(
     """
     from jaxfl.results import plot  # here, so that commands without plots do not wait for it
 
-    check_targets(target)
-    frame = read(folders, target, select)
-    table = tabulate(frame, show, against, select, hide, tune, [*_left_out(folders), *notes])
-    shown = by_case(best(frame, tune)[0])
+    check_targets(view.target)
+    frame = read(folders, view.target, view.select)
+    table = tabulate(frame, view, [*_left_out(folders), *notes])
+    shown = by_case(best(frame, view.tune)[0])
     metrics = {label: [run.metrics for run in runs.values()] for (label, _), runs in shown.items()}
     results = {label: [run.result for run in runs.values()] for (label, _), runs in shown.items()}
-    words, matrices = class_names([*itertools.chain(*results.values())]), _confused(results, show)
+    words, matrices = class_names([*itertools.chain(*results.values())]), _confused(results, view.show)
     texts = written(table, "table") | ({"confusion.csv": confusion_csv(matrices, words)} if matrices else {})
     files.write_texts(out, texts)
     drawn = {"curves": plot.draw_curves, "loss": plot.draw_loss, "architectures": plot.draw_architectures}
-    drawn |= {"metrics": partial(plot.draw_metrics, shown=show, class_names=words), "bytes": plot.draw_bytes}
+    drawn |= {
+        "metrics": partial(plot.draw_metrics, shown=view.show, class_names=words),
+        "bytes": plot.draw_bytes,
+    }
     drawn["confusion"] = lambda _: plot.draw_confusion(matrices, words)
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 
 
-def tabulate(
-    frame: Frame,
-    show: Sequence[str] = (),
-    against: str | None = None,
-    select: str = "last",
-    hide: Collection[str] = (),
-    tune: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> Table:
+def tabulate(frame: Frame, view: View, notes: Sequence[str] = ()) -> Table:
     """Return the table of some runs: a row for each label, a column for each measure.
 
     The arguments, and what they raise, are those of `report`.
     """
-    runs = said.on_runs(frame, select=select)
+    runs, tune = said.on_runs(frame, select=view.select), view.tune
     check_tuned(tune, itertools.chain(*(choices.split(run.method)[1] for run in frame if tune)))
     frame, tuned = best(frame, tune)
-    measures = usual_columns([run.result for run in frame], show, hide)
-    against = against and label_of(against, [run.method for run in frame])
+    measures = usual_columns([run.result for run in frame], view.show, view.hide)
+    against = view.against and label_of(view.against, [run.method for run in frame])
     table = pivot(
         frame,
         measures,
@@ -114,9 +95,8 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
         store.read_config(run)["options"].get("target", ()) for run in several_runs.finished_in([folder])
     ]
     end, targets = several_runs.end_of(folder), list(dict.fromkeys(itertools.chain(*asked)))
-    select = end.get("select", "last")
-    frame, tune = read([folder], targets, select), end.get("tune", ())
-    return tabulate(frame, (), against, select, tune=tune, notes=_left_out([folder]))
+    view = View(tune=tuple(end.get("tune", ())), select=end.get("select", "last"), against=against)
+    return tabulate(read([folder], targets, view.select), view, _left_out([folder]))
 
 
 def _left_out(folders: Sequence[Path]) -> list[str]:

@@ -31,7 +31,8 @@ def build_models(
         # A name that shows an option, or is one of several with the same base, shows all that were given.
         if some_options or sum(choices.split(other)[0] == name for other in named) > 1:
             model = dataclasses.replace(model, name=choices.join(base, texts))
-        built.append(dataclasses.replace(model, precision=setup.run.precision))
+        computed = {"precision": setup.run.precision, "convolution": setup.machine.convolution}
+        built.append(dataclasses.replace(model, **computed))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
     return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))

@@ -124,10 +124,10 @@ def at_rest(variant: Variant, setup: Setup, federation: Federation, state: Any) 
     return taken_over(variant.programs.algorithm.init, key, federation, hyper, state)
 
 
-def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, Data]:
-    """Return the setup with the choices for this machine, which a resume uses again, and the data with it.
+def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> Data:
+    """Return the data of a run: without links that it does not use, and divided such that memory suffices.
 
-    If the device's memory requires it, fewer clients train side by side.
+    If the device's memory requires it, fewer clients train side by side, unless the setup says how many.
 
     Raises:
       JaxflError: if the method is the user's own and does not keep the protocol, or vectors are to be
@@ -144,13 +144,7 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
         check(variant.algorithm, federation, traced(variant.config), setup.run.rounds)
     if setup.machine.clients_at_once is None:
         federation = _as_many_as_fit(variant, setup, federation)
-    machine = dataclasses.replace(
-        setup.machine,
-        clients_at_once=federation.clients_at_once,
-        devices=federation.devices,
-        convolution=data.models[0][0].convolution,
-    )
-    return dataclasses.replace(setup, machine=machine), data._replace(federation=federation)
+    return data._replace(federation=federation)
 
 
 def _require_images_to_augment(variant: Variant, source: Source) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz
 from jaxfl.data.federation import Federation

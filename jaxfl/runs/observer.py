@@ -1,7 +1,7 @@
 """Observers of runs in progress: callbacks for progress and warnings, such as those of the progress bar."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxfl.config.setup import Setup
@@ -40,3 +40,22 @@ class Observer(NamedTuple):
 
 
 ONLY_WARNINGS = Observer()
+
+
+class Terms(NamedTuple):
+    """On what terms a command computes its runs, whatever these try.
+
+    Args:
+      log: further destinations of the metrics, see `jaxfl.runs.log.Log`.
+      changed_code: whether to go on although the user's own files have changed.
+      max_seconds: time limit in seconds; the rounds done are saved, see `jaxfl.runs.interrupt.Interrupted`.
+      observer: callbacks for progress reports.
+    """
+
+    log: Sequence[str | Callable] = ()
+    changed_code: bool = False
+    max_seconds: float | None = None
+    observer: Observer = ONLY_WARNINGS
+
+
+USUAL = Terms()

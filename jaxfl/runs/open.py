@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax
 
-from jaxfl.config.options import as_path
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import as_path
 from jaxfl.folder import checkpoint, code, store
 from jaxfl.folder.config import described
 from jaxfl.folder.moved_paths import moved
@@ -26,14 +26,16 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
     Args:
       folder: new or empty folder.
       variant: the method.
-      setup: the options of the run, from `fit_to_machine`.
+      setup: the options of the run.
       data: the data, from `fit_to_machine`.
       watch: called with the metrics of every round as they come.
 
     Raises:
       JaxflError: if the folder is not free or cannot be written.
     """
-    chosen = described(variant, setup)
+    chosen, federation = described(variant, setup), data.federation
+    # A resume computes as this machine does.
+    chosen["options"] |= {"clients_at_once": federation.clients_at_once, "devices": federation.devices}
     now = code.present(chosen)
     agree("code", now)
     config: Config = {
@@ -47,7 +49,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
         "environment": environment() | {"folder": str(folder.resolve())},
         "code": now,
     }
-    store.begin(folder, config, data.partition, data.source, data.federation.links, initial_arrays(data))
+    store.begin(folder, config, data.partition, data.source, federation.links, initial_arrays(data))
     return Run(folder, config, variant, setup.machine, now, watch, [], new=True)
 
 

@@ -3,7 +3,6 @@
 source -> partition -> links -> models -> Federation
 """
 
-import dataclasses
 import functools
 import hashlib
 import math
@@ -15,12 +14,12 @@ import jax
 import numpy as np
 
 from jaxfl.config import choices
-from jaxfl.config.options import as_path
+from jaxfl.config.options import Option, declared
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.setup import PartitionOptions, Setup, is_edges, is_saved
+from jaxfl.config.values import as_path
 from jaxfl.core import memory
 from jaxfl.core.cohorts import draw_newcomers
-from jaxfl.core.schedule import factors
 from jaxfl.core.window import on_host
 from jaxfl.data import generators as streams
 from jaxfl.data import partition as partitions
@@ -38,8 +37,6 @@ from jaxfl.folder import store
 from jaxfl.folder.records import DataSet
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.model import Model
-from jaxfl.results.measures import check_columns
-from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
 
 CLIENTS = 20  # default number
@@ -76,7 +73,6 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     Raises:
       JaxflError: if something does not fit or is not available, or the run was computed on other images.
     """
-    check_setup(setup)
     _require_device()
     source = source or load_source(setup)
     partition = divide(setup, source, saved and saved / store.PARTITION)
@@ -84,10 +80,9 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     if saved and then:
         _require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
-    setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
+    models = build_models(setup, source.images.shape[1:], partition)
     public = other_images(setup, source, partition.rows)
-    at_once, devices = setup.machine.clients_at_once, setup.machine.devices
-    assert at_once and devices  # chosen by now
+    at_once, devices = share_out(setup, max(count for _, count in models))
     drawn = draw_shift(setup, source, len(partition.train))
     of_host = setup.machine.client_state == "host"
     apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
@@ -168,9 +163,8 @@ def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, be
       JaxflError: if something does not fit, or a model is not found again.
     """
     _require_device()
-    setup = setup.replace(devices=1)
     height, width, channels = images["shape"]
-    _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition))
+    models = build_models(setup, (height, width, channels), partition)
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
     return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
@@ -225,10 +219,8 @@ def held_out(setup: Setup) -> float:
     name, options = choices.split(setup.data.public)
     if name != "held-out":
         return 0.0
-    share = choices.convert(name, {"share": float}, options).get("share", 0.1)
-    if not 0 < share < 1:
-        raise JaxflError(f"--public held-out: share must lie in (0, 1), but is {share}.")
-    return share
+    share = Option("share", float, interval="(0, 1)")
+    return choices.convert("--public held-out", {"share": share}, options).get("share", 0.1)
 
 
 def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | None:
@@ -239,8 +231,9 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
-    own = dict.fromkeys((CLASSES, *reader_of(name).options), str)
-    options = choices.convert(name, {"size": int, "labels": bool} | own, options)
+    own = {option: Option(option, str) for option in (CLASSES, *reader_of(name).options)}
+    ours = {"size": Option("size", int), "labels": Option("labels", bool)}
+    options = choices.convert(name, ours | own, options)
     name = choices.join(name, {key: options.pop(key) for key in own if key in options})
     ours, others = whole(absolute(setup.data.dataset)), whole(absolute(name))
     if options.get("labels") and ours[0] == others[0] and _chosen(ours) != _chosen(others):
@@ -258,77 +251,18 @@ def _chosen(of_whole: tuple[str, str | None]) -> list[int] | None:
     return None if classes is None else numbered(classes)
 
 
-def on_this_machine(setup: Setup, models):
-    """Return the setup with its automatic choices made, and the models with the chosen convolution."""
-    largest = max(count for _, count in models)
+def share_out(setup: Setup, largest: int) -> tuple[int, int]:
+    """Return how many clients train at once on a device, and how many devices share them.
+
+    Args:
+      setup: the options, which may say so; else this machine does.
+      largest: number of clients of the largest group.
+    """
     at_once = setup.machine.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
     active = math.ceil(largest * setup.run.participation - 1e-9)
     processes = jax.process_count()  # each takes part with equally many devices
-    devices = setup.machine.devices or processes * max(1, min(jax.local_device_count(), active // processes))
-    convolution = setup.machine.convolution
-    setup = setup.replace(clients_at_once=at_once, devices=devices, convolution=convolution)
-    return setup, tuple((dataclasses.replace(model, convolution=convolution), n) for model, n in models)
-
-
-def check_setup(setup: Setup) -> None:
-    """Refuse options that contradict each other, or are of another type or out of range."""
-    setup.check()
-    check_targets(setup.run.target)
-    check_columns(setup.machine.show)
-    public, options = choices.split(setup.data.public)
-    if public in ("auto", "none") and options:
-        option = next(iter(options))
-        raise JaxflError(f"--public {public} takes no {option}; write --public held-out,share=0.1.")
-    if setup.run.stop_at_target and not setup.run.target:
-        raise JaxflError("--stop-at-target needs an accuracy to stop at; add --target 0.7.")
-    if setup.run.deadline is not None and not setup.run.device_profile:
-        raise JaxflError(
-            f"--deadline {setup.run.deadline:g} needs to know how fast clients are; add --device-profile "
-            "ARCHITECTURE=FLOPS:BYTES for each architecture."
-        )
-    if setup.run.device_spread and not setup.run.device_profile:
-        raise JaxflError(
-            f"--device-spread {setup.run.device_spread:g} is around the speeds of --device-profile; add "
-            "--device-profile ARCHITECTURE=FLOPS:BYTES for each architecture."
-        )
-    every = setup.machine.checkpoint_every
-    if every is not None and every % setup.run.eval_every:
-        raise JaxflError(
-            f"--checkpoint-every {every} is not a multiple of --eval-every {setup.run.eval_every}; "
-            "checkpoints are written at evaluations."
-        )
-    if is_saved(setup.partition.partition):
-        _check_saved(setup)
-    else:
-        _partitioner(setup)
-    factors(setup.run.schedule, setup.run.rounds)  # or a sentence about the schedule
-
-
-def seed_draws(setup: Setup) -> bool:
-    """Return whether the partition seed draws anything with a saved partition."""
-    others = setup.data.public not in ("auto", "none", "held-out")
-    links = setup.run.topology.partition(",")[0] == "er" or ".py:" in setup.run.topology
-    return bool(setup.data.shift or setup.run.newcomers or others or links)
-
-
-def _check_saved(setup: Setup) -> None:
-    """Refuse options that would change a saved partition."""
-    given = setup.partition
-    if setup.data.public.startswith("held-out,"):
-        raise JaxflError(
-            f"--public {setup.data.public} does not change the saved partition {given.partition}, which "
-            "holds out its own images; write --public held-out."
-        )
-    seed = given.partition_seed if seed_draws(setup) else PartitionOptions().partition_seed
-    saved = PartitionOptions(given.partition, given.clients, seed)
-    for name, value in vars(saved).items():
-        if getattr(given, name) != value:
-            flag = name.replace("_", "-")
-            raise JaxflError(
-                f"--{flag} does not change the saved partition {given.partition}, which was divided with "
-                "its own; leave it out, or divide the data again (lists of rows in JSON have validation rows "
-                'as "val").'
-            )
+    usual = processes * max(1, min(jax.local_device_count(), active // processes))
+    return at_once, setup.machine.devices or usual
 
 
 def load_source(setup: Setup) -> Source:
@@ -336,7 +270,7 @@ def load_source(setup: Setup) -> Source:
     return load(setup.data.dataset, setup.machine.data_dir)
 
 
-def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
+def partitioner_of(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
     """Return the partitioner: its name, its function, and its options.
 
     Raises:
@@ -366,7 +300,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 "--public held-out, or name another data set in its place."
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
-    name, partitioner, options = _partitioner(setup)
+    name, partitioner, options = partitioner_of(setup)
     by = _column(source, partitioner, options)
     other = setup.partition.disjoint_from
     without = _saved(other, source).rows if other else ()
@@ -401,8 +335,8 @@ def _saved(path: Path, source: Source) -> Partition:
 
 def _column(source: Source, partitioner: Callable, options: dict) -> np.ndarray | None:
     """Return the column of the data by which a partitioner divides, (N,); None if it uses labels."""
-    defaults = {option.name: option.default for option in choices.described(partitioner)}
-    return column(source, options.get("column", defaults["column"])) if "column" in defaults else None
+    known = declared(partitioner)
+    return column(source, options.get("column", known["column"].default)) if "column" in known else None
 
 
 def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:

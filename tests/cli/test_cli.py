@@ -18,12 +18,13 @@ from conftest import arrays_of, drawing
 import jaxfl
 from jaxfl import registry
 from jaxfl.cli import COMMANDS, console, main
-from jaxfl.cli.words import expand, given
+from jaxfl.cli.words import expand, parse
 from jaxfl.config import choices
-from jaxfl.config.flags import parse_flags
-from jaxfl.config.options import check, helps, hints, parse
-from jaxfl.config.options import text as text_of
+from jaxfl.config.asked import make
+from jaxfl.config.options import Option, declared, explained
+from jaxfl.config.options import described as described_options
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import text as text_of
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.folder import config, store
@@ -137,10 +138,10 @@ def test_names_are_not_taken_for_pictures(folder, capsys):
 
 def test_every_option_is_explained(capsys):
     """Every option has an explanation and its default; a method's own options precede those of all."""
-    for options in [*map(choices.described, PARTITIONS.values()), *map(described, MODELS.values())]:
+    for options in [*map(described_options, PARTITIONS.values()), *map(described, MODELS.values())]:
         assert all(option.what for option in options)
     for method in registry.METHODS.values():
-        assert helps(method.config).keys() >= hints(method.config).keys()
+        assert explained(method.config).keys() >= declared(method.config).keys()
     out = printed(capsys, "list dirichlet ditto lenet5")
     for part in ("alpha 0.1 concentration;", "lam 1.0 lambda, the pull", "depth 3 number of dense layers"):
         assert part in out
@@ -201,9 +202,11 @@ def test_every_method_can_be_named():
     ],
 )
 def test_options_have_their_annotated_type(annotation, text, value):
-    converted = choices.convert("own", {"option": annotation}, {"option": text})["option"]
-    assert converted == value and isinstance(converted, type(value))
-    assert parse(annotation, text_of(converted)) == value
+    known = {"option": Option("option", annotation)}
+    for words in (text, text_of(value)):
+        converted = choices.convert("own", known, {"option": words})["option"]
+        assert converted == value and isinstance(converted, type(value))
+    assert known["option"].read(value) == value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,29 +230,26 @@ class Own:
     ],
 )
 def test_flags_and_choices_are_read_alike(flags, choice):
-    (parsed,), unknown = parse_flags("own", flags.split(), own=Own())
+    _, parsed = parse("own", flags.split(), [], Own)
     _, options = choices.split(choice)
-    assert parsed == Own(**choices.convert("own", hints(Own), options)) and unknown == []
-    check("own", parsed)
+    assert parsed == Own(**choices.convert("own", declared(Own), options))
+    assert make(Own, "own", vars(parsed)) == parsed
 
 
 def test_a_flag_counts_as_given_whatever_its_value():
     """A flag that repeats the general default counts, as it replaces a method's own default."""
-    defaults = Training()
-    assert given(["--clip_norm", "none", "--lr=0.05", "--rounds", "3"], defaults) == {
-        "clip_norm": defaults.clip_norm,
-        "lr": defaults.lr,
-    }
+    (asked,) = parse("own", ["--clip_norm", "none", "--lr=0.05"], [Training()])
+    assert make(Training, "own", asked) == Training() and asked.keys() == {"clip_norm", "lr"}
 
 
 def test_a_wrong_entry_is_refused_in_choices_flags_and_objects():
-    words = "must be a tuple of whole numbers, not '1+x'"
-    with pytest.raises(jaxfl.JaxflError, match=re.escape(f"own: sizes {words}.")):
-        choices.convert("own", hints(Own), {"sizes": "1+x"})
-    with pytest.raises(jaxfl.JaxflError, match="--sizes must be a whole number, not 'x'."):
-        parse_flags("own", ["--sizes", "1", "x"], own=Own())
-    with pytest.raises(jaxfl.JaxflError, match="--sizes must be a tuple of whole numbers, but is .'1',"):
-        check("own", Own(sizes=("1",)))
+    words = re.escape("sizes must be a tuple of whole numbers, not ['1', 'x']")
+    with pytest.raises(jaxfl.JaxflError, match=words):
+        choices.convert("own", declared(Own), {"sizes": "1+x"})
+    with pytest.raises(jaxfl.JaxflError, match=words):
+        parse("own", ["--sizes", "1", "x"], [], Own)
+    with pytest.raises(jaxfl.JaxflError, match=words):
+        make(Own, "own", {"sizes": ["1", "x"]})
 
 
 def test_model_partition_data_and_method_may_be_user_code(folder, tmp_path, monkeypatch):
@@ -411,8 +411,8 @@ def test_python_says_why_a_run_of_a_comparison_failed(tmp_path):
     assert [label for (label, _), run in made.runs.items() if run.result] == ["fedavg"] * 2
     (sentence,) = made.failures
     assert sentence.startswith("fedavg,lr=1e+30: the loss of client")
-    with pytest.raises(jaxfl.JaxflError, match='not of jaxfl.compare; write "ditto,lam=VALUE"'):
-        jaxfl.compare("ditto", lam=1.0)
+    with pytest.raises(jaxfl.JaxflError, match="jaxfl.compare has no option 'lam'"):
+        jaxfl.compare("fedavg", "local", lam=1.0)
     with pytest.raises(jaxfl.JaxflError, match="no column 'worst-ten'; did you mean 'worst-tenth'?"):
         jaxfl.compare("fedavg", show="worst-ten", run_dir=tmp_path / "none")
     assert not (tmp_path / "none").exists()

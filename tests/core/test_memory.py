@@ -50,7 +50,7 @@ def start(folder, chosen, data, setup=SETUP):
     """Begin a run and run it to its end."""
     spent = compilation(chosen.programs)
     with owned(folder):
-        setup, data = fit_to_machine(chosen, setup, data)
+        data = fit_to_machine(chosen, setup, data)
         begun = begin(folder, chosen, setup, data, lambda new: None)
         (outcome,) = proceed(job_of([(chosen, setup)], data.federation), [begun], None, spent)
     if isinstance(outcome, JaxflError):

@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from jaxfl.config.choices import described
-from jaxfl.config.options import helps
+from jaxfl.config.options import described, explained
 from jaxfl.config.setup import PartitionOptions, is_edges, is_saved
 from jaxfl.data import partition, partition_formats
 from jaxfl.data.federation import federate
@@ -309,7 +308,7 @@ def test_an_option_of_a_partition_may_be_a_file():
 
 
 def test_help_names_all_options_of_partitions_and_their_defaults():
-    said = helps(PartitionOptions)["partition"]
+    said = explained(PartitionOptions)["partition"]
     for name, function in PARTITIONS.items():
         own = (f",{option.name}={option.default}" for option in described(function))
         assert name + "".join(own) in said

@@ -16,8 +16,9 @@ from methods.cases import short
 
 import jaxfl
 from jaxfl import cli
-from jaxfl.config.options import alternatives, entries, hints, text
+from jaxfl.config.options import declared
 from jaxfl.config.setup import Setup
+from jaxfl.config.values import alternatives, entry_type, text
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.data import partition as partitions
@@ -93,7 +94,7 @@ WORDS = """
 """
 SOME = 0.1  # least share of accepted examples: about a third was seen, but it depends on what is drawn
 TEXTS = st.sampled_from(["", "\0", *WORDS.split()]) | st.text(max_size=5)
-FLAGS = sorted(hints(Setup).keys() - {"dataset", "devices"})
+FLAGS = sorted(declared(Setup).keys() - {"dataset", "devices"})
 
 
 def given_to(hint, sensible):
@@ -110,12 +111,12 @@ def given_to(hint, sensible):
 def commands(draw):
     """Draw a method and a few flags of the run or of the method."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
-    annotations = hints(Setup) | hints(method.config)
-    own = sorted(hints(method.config))
+    known = declared(Setup) | declared(method.config)
+    own = sorted(declared(method.config))
     chosen = {"models": "mlp,hidden=3", "partition": "iid", "clients": "4"}
     sensible = draw(st.booleans())
     for name in draw(st.lists(st.sampled_from(FLAGS) | st.sampled_from(own), unique=True, max_size=3)):
-        chosen[name] = draw(given_to(annotations[name], sensible))
+        chosen[name] = draw(given_to(known[name].type, sensible))
     values = {name: "" if value is None else f"={value}" for name, value in chosen.items()}
     return ["run", method.name, *(f"--{name.replace('_', '-')}{value}" for name, value in values.items())]
 
@@ -133,8 +134,8 @@ def sensible(hint):
     numbers = {int: st.integers(1, 3), float: st.sampled_from([0.01, 0.3, 0.9])}
 
     def of_kind(kind):
-        if entries(kind) is not None:
-            return st.lists(st.sampled_from(alternatives(entries(kind)))).map(tuple)
+        if entry_type(kind) is not None:
+            return st.lists(st.sampled_from(alternatives(entry_type(kind)))).map(tuple)
         return numbers.get(kind, st.just(kind))
 
     kinds = [of_kind(kind) for kind in alternatives(hint) if kind is not str]
@@ -169,9 +170,9 @@ def sensible_commands(draw):
     """Draw a method with all its options, each of which makes sense by itself, on some federation."""
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
     choice, left_out = [method.name], draw(st.sampled_from(["epochs", "steps"]))  # each excludes the other
-    for name, hint in hints(method.config).items():
-        if alternatives(hint) != (str,) and name != left_out:
-            choice.append(f"{name}={draw(sensible(hint))}")
+    for name, option in declared(method.config).items():
+        if alternatives(option.type) != (str,) and name != left_out:
+            choice.append(f"{name}={draw(sensible(option.type))}")
     return ["run", ",".join(choice), *" ".join(draw(st.sampled_from(texts)) for texts in SENSIBLE).split()]
 
 

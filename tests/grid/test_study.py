@@ -25,7 +25,7 @@ from jaxfl.results.notes import OTHER_DATA
 from jaxfl.results.plot import draw_grid, draw_panels, draw_table
 from jaxfl.results.table import as_latex
 from jaxfl.runs.interrupt import Interrupted
-from jaxfl.runs.observer import Observer
+from jaxfl.runs.observer import Observer, Terms
 
 TEXT = """
 title = "Toy"
@@ -53,7 +53,9 @@ def toy(dataset, tmp_path_factory):
     found = study.read(path)
     said = []
     with drawing():
-        _, failures = study.run(found, path.parent / "whole", observer=Observer(warned=said.append))
+        _, failures = study.run(
+            found, path.parent / "whole", terms=Terms(observer=Observer(warned=said.append))
+        )
     assert (
         "local has no option that differs along the axis mu" in said[0]
         and 'methods = ["NAME,mu=0.0", ...]' in said[0]
@@ -468,7 +470,7 @@ def test_ctrl_c_in_the_last_rounds_of_a_setting_begins_no_other(toy, tmp_path):
     axes = {"partition": found.axes["partition"]}
     found = found._replace(methods=("local",), axes=axes, columns="method")
     with pytest.raises(Interrupted, match="has stopped in setting 2 of 3"):
-        study.run(found, tmp_path / "run", observer=Observer(progressed=pressed))
+        study.run(found, tmp_path / "run", terms=Terms(observer=Observer(progressed=pressed)))
     assert len(results(tmp_path / "run")) == 1
     edited = {"partition": ["classes,classes_per_client=2,samples_per_client=10"]}
     table, failures = study.run(found._replace(axes=edited), tmp_path / "run")
@@ -530,7 +532,7 @@ def test_the_time_limit_is_of_the_whole_study(toy, tmp_path):
     with pytest.raises(
         Interrupted, match="The study in .* has stopped in setting 1 of 6: mu=0.0,"
     ) as stopped:
-        study.run(found, tmp_path / "with space", max_seconds=1e-9)
+        study.run(found, tmp_path / "with space", terms=Terms(max_seconds=1e-9))
     assert f"--run-dir '{tmp_path}/with space', to continue" in str(stopped.value)
     assert not results(tmp_path)
 
@@ -601,27 +603,27 @@ def test_every_study_of_the_papers_can_be_read():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("methods = []", "names no methods"),
-        ('methods = ["fedavg"]\nmethod = 1', "no 'method' in a study; did you mean 'methods'?"),
+        ("methods = []", "methods is empty; write methods = "),
+        ('methods = ["fedavg"]\nmethod = 1', "has no option 'method'; did you mean 'methods'?"),
         ('methods = ["fedavg"]\n[axes]\nlr = 0.1', "the axis lr is not a list of values"),
         ('methods = ["fedavg"]\ncolumns = "lr"', "no axis 'lr'"),
         ('methods = ["fedavg"]\nagainst = "fedper"', "no method 'fedper' is compared; choose from fedavg"),
         ('methods = ["fedavg"]\nshow = "acuracy"', "cannot show 'acuracy'; did you mean 'accuracy'?"),
-        ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "none of its methods has an option 'lam'"),
+        ('methods = ["fedavg"]\n[axes]\nlam = [1.0]', "has no option 'lam'"),
         ('methods = ["fedavg"]\n[options]\nrounds = "many"', "rounds"),
         ('methods = ["fedavgg"]', "no method 'fedavgg'; did you mean 'fedavg'?"),
         ("methods", "is not valid TOML"),
-        ('methods = ["fedavg"]\nseeds = "three"', "seeds must be of type int"),
-        ('methods = ["fedavg"]\nseeds = 1.5', "seeds must be of type int"),
-        ('methods = ["fedavg"]\nshow = 3', "show must be of type list"),
-        ('methods = ["fedavg"]\nshow = []', 'shows nothing; write show = "accuracy" or'),
+        ('methods = ["fedavg"]\nseeds = "three"', "seeds must be a whole number, not 'three'"),
+        ('methods = ["fedavg"]\nseeds = 1.5', "seeds must be a whole number, not 1.5"),
+        ('methods = ["fedavg"]\nshow = 3', "show must be a tuple of texts, not 3"),
+        ('methods = ["fedavg"]\nshow = []', 'show is empty; write show = "NAME" or'),
         ('methods = ["fedavg"]\nshow = ["received", "received"]', "show has received twice"),
         ('methods = ["fedavg"]\nshow = ["received", "lowst"]', "cannot show 'lowst'; did you mean 'lowest'?"),
         ('methods = ["fedavg"]\ncolumns = "show"', "no axis 'show'"),
         ('methods = ["local", "local"]', "methods has local twice"),
         ('methods = ["local"]\n[axes]\nepochs = [1, 1]', "epochs has 1 twice"),
         ('methods = ["local"]\n[axes]\naugment = [["crop"], "crop"]', "augment has crop twice"),
-        ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false sets kd, which"),
+        ('methods = ["compfl,kd=false"]\n[options]\nkd = true', "compfl,kd=false gives kd, which"),
         ('methods = ["ditto,lam=1"]\n[axes]\nlam = [0.1, 1.0]', "ditto,lam=1 sets lam, which is also"),
         ('methods = ["local"]\nshow = "rounds-to-target"', "but has no target; give it one"),
         (
@@ -647,12 +649,9 @@ def test_every_study_of_the_papers_can_be_read():
         ),
         ('methods = ["local", "local"]\n[axes]\nmethods = [{lr = 0.1}]', "methods has local twice"),
         ('methods = ["local,lr=1"]\n[axes]\nx = [{lr = 0.1}]', "local,lr=1 sets lr, which is also an axis"),
-        (
-            'methods = ["local"]\nseeds = [0, 1]',
-            "seeds must be of type int, the number of repetitions; the first",
-        ),
-        ("methods = [1]", "names no methods"),
-        ('methods = ["local"]\nselect = "best"', 'select is \'best\'; it must be "last" or "validation"'),
+        ("methods = [1]", "methods must be a tuple of texts"),
+        ('methods = ["local"]\noptions = 1', "options must be a table; write .options. and below it"),
+        ('methods = ["local"]\nselect = "best"', "select must be last or validation, not 'best'"),
         (
             'methods = ["local"]\n[names]\nlocl = "Local"',
             "names has 'locl', which is in no table; did you mean",
@@ -666,7 +665,7 @@ def test_every_study_of_the_papers_can_be_read():
             'methods = ["local"]\nshow = ["accuracy", "received"]\n[names]\naccuracy = "received %"',
             "accuracy is not the only one that names calls 'received %'",
         ),
-        ('methods = ["local"]\nseeds = 0', "seeds must be at least 1, not 0"),
+        ('methods = ["local"]\nseeds = 0', "seeds must lie in .1, inf., but is 0"),
         ('methods = ["local"]\n[options]\nlr = 0.1\n[axes]\nlr = [0.2]', "lr is an option and an axis"),
         ('methods = ["fedprox", "fedprox,mu=0.01"]', "is named twice"),
         ('methods = ["local"]\n[axes]\npartition = ["iid", "dirichlet,beta=1"]', "beta"),

@@ -18,7 +18,8 @@ from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose, provided
 from jaxfl.mechanisms import public_images as public
-from jaxfl.runs.prepare import check_setup, divide
+from jaxfl.runs.prepare import divide
+from jaxfl.runs.setup_check import check_setup
 
 SOURCE = tiny_source()
 KEY = jax.random.key(0)

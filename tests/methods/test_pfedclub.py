@@ -29,7 +29,7 @@ from jaxfl.algorithms.reassembly.cmsr import Candidate
 from jaxfl.algorithms.reassembly.pfedclub import PFedClub
 from jaxfl.algorithms.reassembly.pfedclub_plus import PFedClubPlus
 from jaxfl.algorithms.reassembly.pfedhr import PFedHR
-from jaxfl.config.options import check
+from jaxfl.config.asked import make
 from jaxfl.core import flops
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
@@ -795,9 +795,9 @@ def test_teachers_of_the_plus_variant_never_exceed_their_bound(federation):
                 itself = all(block["client"] == of_client["client"] for block in of_client["blocks"])
                 exceeded[eta].append(teacher > (1.1 if eta is None else 1 + eta) * own and not itself)
     assert any(exceeded[None]) and not any(exceeded[0.1]) and not any(exceeded[-0.1])
-    check("pfedclub-plus", PFedClubPlus(eta=-0.999))
+    assert make(PFedClubPlus, "pfedclub-plus", {"eta": -0.999}).eta == -0.999
     with pytest.raises(JaxflError, match=r"--eta must lie in \(-1, inf\)"):
-        check("pfedclub-plus", PFedClubPlus(eta=-1.0))
+        make(PFedClubPlus, "pfedclub-plus", {"eta": -1.0})
 
 
 @pytest.mark.parametrize(

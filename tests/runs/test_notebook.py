@@ -108,7 +108,7 @@ def test_a_run_in_another_precision_is_refused(options, monkeypatch):
 def test_options_may_be_arrays(options):
     run = jaxfl.run("fedavg", target=np.array([0.1, 0.9]), lr=np.array(0.1), **options)
     assert run.config["options"]["target"] == [0.1, 0.9] and run.config["options"]["lr"] == 0.1
-    with pytest.raises(JaxflError, match="--dataset must be a text, but is a tuple"):
+    with pytest.raises(JaxflError, match="--dataset must be a text, not a list"):
         jaxfl.run("fedavg", **options | {"dataset": np.zeros((10, 8, 8))})
     with pytest.raises(JaxflError, match="--init-from must not be empty"):
         jaxfl.run("fedavg", init_from="", **options)

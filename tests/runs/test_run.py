@@ -23,6 +23,7 @@ from folders import copied_before_checkpoints, metrics, state
 
 import jaxfl
 from jaxfl import cli, registry
+from jaxfl.config.command_options import Seeds
 from jaxfl.config.setup import Setup
 from jaxfl.core import flops
 from jaxfl.core.cohorts import draw_cohorts
@@ -40,7 +41,7 @@ from jaxfl.results.notes import OTHER_DATA, OTHER_ROWS, on_code, on_runs, on_unt
 from jaxfl.results.table import Cell
 from jaxfl.runs import prepare
 from jaxfl.runs.lengthen import rates_depend_on_length
-from jaxfl.runs.prepare import check_setup
+from jaxfl.runs.setup_check import check_setup
 
 METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # with both, some rounds' two clients are of one architecture
@@ -611,7 +612,7 @@ def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_pa
 
 
 def test_a_failure_is_said_once_with_its_seeds():
-    planned = comparisons.plan(Path("all"), [choose("fedavg"), choose("local")], Setup(), 3, 1)
+    planned = comparisons.plan(Path("all"), [choose("fedavg"), choose("local")], Setup(), Seeds(3))
     lost = {run: JaxflError(f"{run.parent.name}: diverged, see {run}") for run in planned}
     del lost[Path("all/local/seed-1")]
     told = ["fedavg: diverged, see their folders", "local (seed 0; seed 2): diverged, see their folders"]
@@ -622,7 +623,9 @@ def test_a_failure_is_said_once_with_its_seeds():
 
 def test_only_methods_with_a_complete_row_are_compared_against():
     variants = [choose("fedavg"), choose("local")]
-    of_seeds, of_partitions = (comparisons.plan(Path("all"), variants, Setup(), *n) for n in ((2, 1), (1, 2)))
+    of_seeds, of_partitions = (
+        comparisons.plan(Path("all"), variants, Setup(), Seeds(*n)) for n in ((2, 1), (1, 2))
+    )
     assert comparisons._complete_labels(of_partitions, [*of_partitions], ()) == {"fedavg", "local"}
     *most, last = of_partitions
     assert last.parent.name == "local" and comparisons._complete_labels(of_partitions, most, ()) == set()

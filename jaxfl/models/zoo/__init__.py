@@ -1,9 +1,9 @@
 """The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one."""
 
 from collections.abc import Callable
-from typing import Any
 
-from jaxfl.config import choices
+from jaxfl.config import choices, options
+from jaxfl.config.options import Described, Option, declared
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.models.build import with_features
 from jaxfl.models.model import Model
@@ -54,19 +54,17 @@ MODELS = {name: globals()[name] for name in __all__}
 GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
 
 
-def options_of(factory: Callable) -> dict[str, Any]:
-    """Return a factory's options with their types, and `features`; see `build`."""
-    own = choices.keywords(factory, GIVEN)
-    return own | {"features": own.get("features", int)}
+def options_of(factory: Callable) -> dict[str, Option]:
+    """Return a factory's options, and `features`; see `build`."""
+    own = declared(factory, GIVEN)
+    return own if "features" in own else own | {"features": Option("features", int, None)}
 
 
-def described(factory: Callable) -> list[choices.Option]:
-    """Return a factory's options in words, and `features`."""
-    own = choices.described(factory, GIVEN)
-    if any(option.name == "features" for option in own):
-        return own
-    every = choices.Option("features", "none", "how many the classifier gets; by default the network's own.")
-    return [*own, every]
+def described(factory: Callable) -> list[Described]:
+    """Return a factory's options as help shows them, and `features`."""
+    every = "how many the classifier gets; by default the network's own."
+    rows = options.described(factory, options_of(factory))
+    return [row._replace(what=every) if (row.name, row.what) == ("features", "") else row for row in rows]
 
 
 def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
@@ -88,12 +86,12 @@ def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
     name, texts = choices.split(choice)
     factory = choices.lookup("model", MODELS, name)
     refuse_module(name, factory)
-    options = choices.convert(name, options_of(factory), texts)
-    adapts = "features" not in choices.keywords(factory, GIVEN)
-    features = options.pop("features", None) if adapts else None
-    require_call(name, factory, shape=shape, classes=classes, **options)
+    chosen = choices.convert(name, options_of(factory), texts)
+    adapts = "features" not in declared(factory, GIVEN)
+    features = chosen.pop("features", None) if adapts else None
+    require_call(name, factory, shape=shape, classes=classes, **chosen)
     with own_code():
-        model = factory(shape=shape, classes=classes, **options)
+        model = factory(shape=shape, classes=classes, **chosen)
         if name not in MODELS:
             check(name, model, shape, classes)
         if features is not None:

@@ -1,0 +1,87 @@
+"""What a person asks for, by option: in flags, choices, Python, TOML or JSON."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from jaxfl.config.options import Option, declared
+from jaxfl.errors import JaxflError, nearest
+
+Asked = Mapping[str, Any]  # by name: words, or values
+Made = TypeVar("Made")
+ELSEWHERE = {  # what PFLlib, FL-bench, Flower and others call some options
+    "learning-rate": "lr",
+    "local-learning-rate": "lr",
+    "local-lr": "lr",
+    "local-epochs": "epochs",
+    "local-epoch": "epochs",
+    "num-clients": "clients",
+    "client-num": "clients",
+    "join-ratio": "participation",
+    "fraction-fit": "participation",
+    "global-rounds": "rounds",
+    "global-epoch": "rounds",
+    "num-rounds": "rounds",
+    "model": "models",
+    "local-batch-size": "batch-size",
+    "gr": "rounds",
+    "ls": "epochs",
+    "lbs": "batch-size",
+    "nc": "clients",
+    "jr": "participation",
+    "eg": "eval-every",
+    "cdr": "dropout",
+    "client-drop-rate": "dropout",
+    "num-new-clients": "newcomers",
+    "data": "dataset",
+    "out": "run-dir",
+    "output-dir": "run-dir",
+    "save-dir": "run-dir",
+}
+
+
+def elsewhere(name: str, known: Collection[str]) -> str | None:
+    """Return what another program's option is called here, spelled as in `known`; None if not known."""
+    ours = ELSEWHERE.get(name.replace("_", "-"), "")
+    return next((one for one in known if one.replace("_", "-") == ours), None)
+
+
+def read_options(whose: str, known: Mapping[str, Option], asked: Asked, mark: str = "--") -> dict[str, Any]:
+    """Return the values that are asked for, by name.
+
+    Args:
+      whose: owner of the options, for the messages.
+      known: its options.
+      asked: what is written for some of them.
+      mark: what an option's name begins with in messages: as a flag by default.
+
+    Raises:
+      JaxflError: if there is no such option, or its value has another type or is out of range.
+    """
+    require_known(whose, known, asked)
+    values = {}
+    for name, written in asked.items():
+        try:
+            values[name] = known[name].read(written)
+        except ValueError as error:
+            spelled = mark + (name.replace("_", "-") if mark else name)
+            raise JaxflError(f"{whose}: {spelled} {error}.") from None
+    return values
+
+
+def require_known(whose: str, known: Collection[str], asked: Collection[str]) -> None:
+    """Refuse an option that is not known.
+
+    Raises:
+      JaxflError: naming the one that may be meant.
+    """
+    for name in asked:
+        if name not in known:
+            ours = elsewhere(name, known)
+            advice = f"here it is {ours!r}." if ours else nearest(name, known)
+            raise JaxflError(f"{whose} has no option {name!r}; {advice}")
+
+
+def make(cls: type[Made], whose: str, asked: Asked) -> Made:
+    """Return an instance of a class of options with its own ones of those asked for, see `read_options`."""
+    known = declared(cls)
+    return cls(**read_options(whose, known, {name: asked[name] for name in known.keys() & asked.keys()}))

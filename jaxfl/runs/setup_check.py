@@ -1,0 +1,69 @@
+"""Options that contradict each other."""
+
+from jaxfl.config import choices
+from jaxfl.config.setup import PartitionOptions, Setup, is_saved
+from jaxfl.core.schedule import factors
+from jaxfl.errors import JaxflError
+from jaxfl.results.measures import check_columns
+from jaxfl.results.target import check_targets
+from jaxfl.runs.prepare import partitioner_of
+
+
+def check_setup(setup: Setup) -> None:
+    """Refuse options that contradict each other, or are of another type or out of range."""
+    check_targets(setup.run.target)
+    check_columns(setup.machine.show)
+    public, options = choices.split(setup.data.public)
+    if public in ("auto", "none") and options:
+        option = next(iter(options))
+        raise JaxflError(f"--public {public} takes no {option}; write --public held-out,share=0.1.")
+    if setup.run.stop_at_target and not setup.run.target:
+        raise JaxflError("--stop-at-target needs an accuracy to stop at; add --target 0.7.")
+    if setup.run.deadline is not None and not setup.run.device_profile:
+        raise JaxflError(
+            f"--deadline {setup.run.deadline:g} needs to know how fast clients are; add --device-profile "
+            "ARCHITECTURE=FLOPS:BYTES for each architecture."
+        )
+    if setup.run.device_spread and not setup.run.device_profile:
+        raise JaxflError(
+            f"--device-spread {setup.run.device_spread:g} is around the speeds of --device-profile; add "
+            "--device-profile ARCHITECTURE=FLOPS:BYTES for each architecture."
+        )
+    every = setup.machine.checkpoint_every
+    if every is not None and every % setup.run.eval_every:
+        raise JaxflError(
+            f"--checkpoint-every {every} is not a multiple of --eval-every {setup.run.eval_every}; "
+            "checkpoints are written at evaluations."
+        )
+    if is_saved(setup.partition.partition):
+        _check_saved(setup)
+    else:
+        partitioner_of(setup)
+    factors(setup.run.schedule, setup.run.rounds)  # or a sentence about the schedule
+
+
+def seed_draws(setup: Setup) -> bool:
+    """Return whether the partition seed draws anything with a saved partition."""
+    others = setup.data.public not in ("auto", "none", "held-out")
+    links = setup.run.topology.partition(",")[0] == "er" or ".py:" in setup.run.topology
+    return bool(setup.data.shift or setup.run.newcomers or others or links)
+
+
+def _check_saved(setup: Setup) -> None:
+    """Refuse options that would change a saved partition."""
+    given = setup.partition
+    if setup.data.public.startswith("held-out,"):
+        raise JaxflError(
+            f"--public {setup.data.public} does not change the saved partition {given.partition}, which "
+            "holds out its own images; write --public held-out."
+        )
+    seed = given.partition_seed if seed_draws(setup) else PartitionOptions().partition_seed
+    saved = PartitionOptions(given.partition, given.clients, seed)
+    for name, value in vars(saved).items():
+        if getattr(given, name) != value:
+            flag = name.replace("_", "-")
+            raise JaxflError(
+                f"--{flag} does not change the saved partition {given.partition}, which was divided with "
+                "its own; leave it out, or divide the data again (lists of rows in JSON have validation rows "
+                'as "val").'
+            )
