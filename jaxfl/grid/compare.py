@@ -153,8 +153,8 @@ def resume(folder: Path, changed: Continuation, terms: Terms) -> Comparison:
     Raises:
       JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.
     """
-    asked = several_runs.read_command(folder)
-    where: dict[str, Any] = {"environment": asked["environment"]}
+    asked: dict[str, Any] = {**several_runs.read_command(folder)}
+    where = {"environment": asked["environment"]}
     methods = [restore(folder, where | method, terms.changed_code) for method in asked["methods"]]
     setup, variants = continued(methods[0][0], changed), [variant for _, variant in methods]
     seeds, columns = make(Seeds, whose := str(folder / store.COMMAND), asked), make(Columns, whose, asked)

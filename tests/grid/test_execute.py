@@ -332,8 +332,8 @@ def test_the_next_programs_are_compiled_while_runs_train(options, tmp_path, monk
 
     monkeypatch.setattr(execute, "_compile", spied)
     for words, folder in (["compare", "local", "fedper"], "both"), (["run", "fedper"], "alone"):
-        cli.main([*words, *options, "--run-dir", str(tmp_path / folder)])
         variant._kept_programs.cache_clear()
+        cli.main([*words, *options, "--run-dir", str(tmp_path / folder)])
     assert begun == ["fedper"]
     ahead, alone = (store.read_finished(tmp_path / folder)[0] for folder in ("both/fedper/seed-0", "alone"))
     assert ahead["compilations"] == alone["compilations"] > 0
