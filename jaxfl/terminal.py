@@ -31,6 +31,7 @@ from jaxfl.results.table import Table, as_text
 from jaxfl.runs.architectures import architectures
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
+from jaxfl.tasks import CLASSES, task_of
 
 
 class _Out(Console):
@@ -54,6 +55,11 @@ def announce(setup: Setup, data: Data) -> None:
         f"{setup.data.dataset}: {count} {examples(data.source)} of {form}; "
         + describe(setup, data.partition, data.source)
     )
+    if data.federation.target:
+        means, deviations = (", ".join(f"{value:.6g}" for value in each) for each in data.federation.target)
+        OUT.print(
+            f"Targets have mean {means} and deviation {deviations}, the RMSE of always saying the mean."
+        )
     if data.drawn:
         OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):
@@ -132,7 +138,7 @@ def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator
             "which they do not train."
         )
     tested = source.labels[np.concatenate(partition.test)]
-    if len(unknown := np.setdiff1d(source.labels[trained], tested)):
+    if source.task is CLASSES and len(unknown := np.setdiff1d(source.labels[trained], tested)):
         yield f"Nobody is tested on classes without test rows ({few(map(str, unknown))})."
 
 
@@ -282,7 +288,7 @@ class Bar(Progress):
                 training = sum(record["seconds"]["train"] for record in new if "seconds" in record)
                 self.update(
                     bar,
-                    accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
+                    accuracy=task_of(last["accuracy"]).text(last["accuracy"]["mean"]),
                     speed=_speed(len(new), max(training, 1e-9)),
                 )
             self.update(bar, description=run, completed=self._completed(), computed=self.computed)

@@ -17,6 +17,9 @@ class DataOptions:
     name or a folder of a Hugging Face data set (hf:uoft-cs/cifar100,label=fine_label; further options image
     and config), an .npz file of images or features, a folder with one sub-folder of images per class, or
     my.py:source. Each may end in ,classes=0-4+8: only these classes, numbered anew. docs/data.md"""
+    task: Literal["auto", "classes", "regression"] = "auto"
+    """What labels are: classes, or regression (one or several numbers). auto takes it from their type: words
+    and integers are classes, other numbers are of a regression. docs/tasks.md"""
     public: str = "auto"
     """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
     another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:

@@ -1,30 +1,50 @@
-"""Normalisation of images by mean and spread of each channel of the images that clients train on."""
+"""Normalisation of images, and of targets, by the mean and spread of those that clients train on."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxfl.data.sources import Source
+from jaxfl.tasks import REGRESSION
 
-Moments = tuple[np.ndarray, np.ndarray]  # mean and standard deviation, (1, 1, 1, C)
+Pair = tuple[np.ndarray, np.ndarray]  # mean and standard deviation
+
+
+class Moments(NamedTuple):
+    """What a run normalises by, in raw units.
+
+    Args:
+      mean, std: (1, 1, 1, C), of the channels of images.
+      target: mean and deviation (k,) of the targets; None for classes.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    target: Pair | None = None
 
 
 def training_moments(source: Source, train: Sequence[np.ndarray]) -> Moments:
-    """Return the `moments` of the images that clients train on, each counted once; `train` has their rows.
+    """Return the moments of the rows that clients train on, each counted once; `train` has these.
 
     No other row has an effect on them: neither those for validation and testing, nor public or unused ones.
     """
-    return moments(source.images, np.unique(np.concatenate(train)))
+    rows = np.unique(np.concatenate(train))
+    target = None
+    if source.task is REGRESSION:
+        known = source.labels[rows].astype(float)
+        target = known.mean(0), np.where(np.ptp(known, 0) > 0, known.std(0), 1)
+    return Moments(*moments(source.images, rows), target)
 
 
-def moments(images: np.ndarray, rows: np.ndarray) -> Moments:
+def moments(images: np.ndarray, rows: np.ndarray) -> Pair:
     """Return mean and standard deviation of some images' channels as float64; 1 where one is constant."""
     few = np.array_split(rows, -(-len(rows) // 1024))  # as float64, all would not fit in memory
     mean, variance = (_of_bytes if images.dtype == np.uint8 else _of_numbers)(images, few)
     return mean, np.where(variance > 0, np.sqrt(variance), 1)
 
 
-def _of_bytes(images: np.ndarray, few: list[np.ndarray]) -> Moments:
+def _of_bytes(images: np.ndarray, few: list[np.ndarray]) -> Pair:
     """Return mean and variance from the counts of each value, so that no image becomes float64."""
 
     def occurrences(rows):
@@ -37,7 +57,7 @@ def _of_bytes(images: np.ndarray, few: list[np.ndarray]) -> Moments:
     return mean[None, None, None], variance[None, None, None]
 
 
-def _of_numbers(images: np.ndarray, few: list[np.ndarray]) -> Moments:
+def _of_numbers(images: np.ndarray, few: list[np.ndarray]) -> Pair:
     count = sum(map(len, few)) * np.prod(images.shape[1:3])
 
     def average(f):

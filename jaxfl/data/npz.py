@@ -53,18 +53,20 @@ KINDS = {"images": "(N, H, W) or (N, H, W, C)", "features": "(N, d)", "windows":
 AXES = {"images": (3, 4), "features": (2,), "windows": (3,)}
 
 
-def read_source(name: str, path: Path, labelled: bool = True) -> Source:
+def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto") -> Source:
     """Read labelled images, vectors or windows of signals.
 
     The arrays are ``images`` (N, H, W) or (N, H, W, C), uint8 or float, or in their place ``features``
     (N, d) or ``windows`` (N, T, C), also integers; ``labels`` (N,) that number the classes 0, 1, 2, ...
-    without a gap, or are words; and optionally ``split`` (N,), either the words "train" and "test" or True
-    for a training row. Every further array (N,) of integers or words is a column.
+    without a gap, or are words, or floats (N,) or (N, k) of a regression; and optionally ``split`` (N,),
+    either the words "train" and "test" or True for a training row. Every further array (N,) of integers or
+    words is a column.
 
     Args:
       name: of the source.
       path: of the file.
       labelled: whether images must have labels; if not and there are none, all are training rows of class 0.
+      task: see `from_arrays`.
 
     Raises:
       JaxflError: if the file cannot be read, lacks an array, or `from_arrays` refuses one.
@@ -91,4 +93,4 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
     if split is not None and np.isin(split, ("train", "test")).all():
         split = split == "train"
     columns = {key: values for key, values in arrays.items() if is_column(values, len(examples))}
-    return from_arrays(name, examples, labels, split, len(np.unique(labels)), columns)
+    return from_arrays(name, examples, labels, split, len(np.unique(labels)), columns, task=task)

@@ -15,7 +15,7 @@ from jaxfl.core.deploy import alone, deployed
 from jaxfl.core.protocol import Predictor
 from jaxfl.data.absent import NotAtHand
 from jaxfl.data.federation import Federation
-from jaxfl.data.normalisation import normalised
+from jaxfl.data.normalisation import Pair, normalised
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
@@ -26,7 +26,8 @@ from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
 from jaxfl.runs.engine_job import at_rest, saved_state
 from jaxfl.runs.observer import ONLY_WARNINGS
-from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
+from jaxfl.runs.prepare import images_of, prepare, prepare_without_data, recorded_moments
+from jaxfl.tasks import require_classes
 
 BATCH = 64  # most images at a time
 
@@ -58,8 +59,10 @@ class Deployed:
       model: the architecture.
       images: shape, type and normalisation of the images that it takes.
       relabel: (classes,) int, the output for each class of the data set; -1 if the client lacks the class.
-      accuracy: on the client's test rows, as a fraction, as it was scored; None for a newcomer.
+      accuracy: on the client's test rows, as a fraction, as it was scored, or the score of another task; None
+        for a newcomer.
       predictor: the method's `Predictor`, with the leaves of this client.
+      target: mean and standard deviation (k,) by which targets are standardised; None for classes.
     """
 
     client: int
@@ -68,10 +71,11 @@ class Deployed:
     relabel: np.ndarray
     accuracy: float | None
     predictor: Predictor
+    target: Pair | None = None
 
     def __repr__(self) -> str:
         """Return a line of text with client, architecture and accuracy."""
-        scored = "a newcomer" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %"
+        scored = "a newcomer" if self.accuracy is None else self.model.task.text(self.accuracy)
         return f"<client {self.client}'s {self.model.name}, {scored}>"
 
     @property
@@ -88,7 +92,7 @@ class Deployed:
         return not jax.tree.leaves(self.predictor.stacked)
 
     def predict(self, images: Any) -> np.ndarray:
-        """Predict the most likely class of each image.
+        """Predict the label of each image: its most likely class, or the targets of a regression.
 
         Args:
           images: (B, H, W, C) as the data set has them: uint8, or floats if the data set has floats. They are
@@ -96,18 +100,23 @@ class Deployed:
 
         Returns:
           (B,) int, labels of the data set, however the client numbers them. They are never classes that the
-          client does not know; -1 where the network chooses an output without a class.
+          client does not know; -1 where the network chooses an output without a class. Targets are (B, k), in
+          their own unit.
 
         Raises:
           JaxflError: if the images have another shape or type.
         """
-        return self.classes[self.scores(images).argmax(1)]
+        return self.model.task.label(self.scores(images), self.classes, self.target)
 
     def probabilities(self, images: Any) -> np.ndarray:
         """Return the softmax of the scores by the data set's classes, (B, classes); images as in `predict`.
 
         It is 0 for a class that the client does not know.
+
+        Raises:
+          JaxflError: as `predict`, or if labels are not classes.
         """
+        require_classes(self.model.task, "A probability")
         scores = self.scores(images)
         likely = np.exp(scores - scores.max(1, keepdims=True))
         likely /= likely.sum(1, keepdims=True)
@@ -341,7 +350,8 @@ class Models(Sequence[Deployed]):
         predictor = deployed(run.variant.algorithm, run.state, run.federation, key, last, rounds, client)
         _, g = alone(run.federation, client, last, rounds)
         relabel, accuracy = run.partition.relabel[client], run.record["accuracy"]["per_client"][client]
-        return Deployed(client, run.federation.models[g], run.images, relabel, accuracy, predictor)
+        target = recorded_moments(run.config["data"]).target
+        return Deployed(client, run.federation.models[g], run.images, relabel, accuracy, predictor, target)
 
 
 def opened(

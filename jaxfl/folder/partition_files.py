@@ -69,6 +69,6 @@ def save_partition(
 def _seen(source: Source, partition: Partition, drawn: Drawn) -> np.ndarray:
     """Return the first images of the data as a few clients see them, (clients, k, H, W, C)."""
     clients, k = min(DRAWN[0], len(partition.train)), min(DRAWN[1], len(source.labels))
-    _, std = training_moments(source, partition.train)
+    std = training_moments(source, partition.train).std
     rows = np.arange(k, dtype=np.int32)
     return np.stack([seen(drawn, source.images, std, client, rows) for client in range(clients)])

@@ -22,6 +22,7 @@ from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.conv import suited, using
 from jaxfl.models.norms import report
 from jaxfl.models.repeated import Outline, loop, outline, runs
+from jaxfl.tasks import CLASSES, Task
 
 # How each precision multiplies: by default, JAX uses fewer digits of float32 on accelerators.
 PRODUCTS = {"full": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
@@ -60,12 +61,13 @@ class Model:
       name: name of the architecture.
       blocks: in the order in which they are applied.
       shape: shape of one example that the first block takes: (H, W, C), or (d,) for a head.
-      classes: number of classes.
+      classes: number of classes, or of the outputs of another task.
       note: one sentence for the user to read, or nothing.
       convolution: implementation of convolutions, see `jaxfl.models.conv`; "auto" suits the backend and the
         shapes.
       precision: precision in which blocks compute, a key of `PRODUCTS`; parameters and BatchNorm's statistics
         keep theirs.
+      task: what the outputs are for.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Model:
     note: str = ""
     convolution: str = "auto"
     precision: str = "full"
+    task: Task = CLASSES
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from jaxfl.folder import store
 from jaxfl.machine import files
 from jaxfl.results import notes as said
 from jaxfl.results.frame import Frame, by_case, read
-from jaxfl.results.measures import CONFUSION, class_names, usual_columns
+from jaxfl.results.measures import CONFUSION, class_names, task_of_all, usual_columns
 from jaxfl.results.paired import label_of
 from jaxfl.results.pivot import pivot
 from jaxfl.results.table import Table, confusion_csv, written
@@ -53,8 +53,8 @@ def report(
     """
     from jaxfl.results import plot  # here, so that commands without plots do not wait for it
 
-    check_targets(target)
     frame = read(folders, target, select)
+    check_targets(target, task_of_all([run.result for run in frame]))
     table = tabulate(frame, show, against, select, hide, tune, [*_left_out(folders), *notes])
     shown = by_case(best(frame, tune)[0])
     metrics = {label: [run.metrics for run in runs.values()] for (label, _), runs in shown.items()}

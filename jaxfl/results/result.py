@@ -16,6 +16,7 @@ from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, teacher_accuracy
 from jaxfl.results.target import by_target, stops
+from jaxfl.tasks import task_of
 
 MOMENTS = ("received", "trained", "personal")  # of a round, at which clients' models can be scored
 
@@ -107,9 +108,10 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         gone = report.lost or [False] * len(cohorts)
         present = [slots.mask[t] & ~np.asarray(is_lost) for slots, is_lost in zip(cohorts, gone, strict=True)]
         scored = [name for name in MOMENTS if name in report.scores]
-        line["cohort"] = {name: cohort_accuracy(report.scores[name], present) for name in scored}
-        if teacher := report.scores.get("teacher"):
-            line["cohort"] |= teacher_accuracy(teacher, report.scores.get("trained"), present)
+        of_all, task = report.scores, federation.task
+        line["cohort"] = {name: cohort_accuracy(task, of_all[name], present) for name in scored}
+        if teacher := of_all.get("teacher"):
+            line["cohort"] |= teacher_accuracy(task, teacher, of_all.get("trained"), present)
     return line
 
 
@@ -183,8 +185,8 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> dict:
         for of_groups in (report.info.up, report.info.down)
     )
     return {"clients": sum(ids, []), "bytes_up": up, "bytes_down": down} | {
-        name: cohort_accuracy(report.scores[name], present)
-        | {"per_client": client_accuracies(report.scores[name], present)}
+        name: cohort_accuracy(federation.task, report.scores[name], present)
+        | {"per_client": client_accuracies(federation.task, report.scores[name], present)}
         for name in MOMENTS
         if name in report.scores
     }
@@ -258,10 +260,15 @@ def best(label: str, metrics: list[dict]) -> dict:
       JaxflError: naming the run's label, if clients have no validation rows.
     """
     scored = [record for record in metrics if "accuracy" in record]
-    validations = [record["accuracy"]["validation"] for record in scored]
-    if None in validations:
+    if any(record["accuracy"]["validation"] is None for record in scored):
         raise JaxflError(f"{label}: {NO_VALIDATION}")
-    return scored[int(np.argmax(validations))]
+    return _best(scored)
+
+
+def _best(scored: list[dict]) -> dict:
+    """Return the first of some records with the best score on validation rows."""
+    task = task_of(scored[0]["accuracy"])
+    return max(scored, key=lambda record: task.gain(record["accuracy"]["validation"]))
 
 
 def result(config: dict, metrics: list[dict], compilations: int) -> dict:
@@ -277,8 +284,8 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
     """
     scored = [record for record in metrics if "accuracy" in record]
     means = [record["accuracy"]["mean"] for record in scored]
-    validations = [record["accuracy"]["validation"] for record in scored]
-    best = None if None in validations else means[int(np.argmax(validations))]
+    validated = all(record["accuracy"]["validation"] is not None for record in scored)
+    best = _best(scored)["accuracy"]["mean"] if validated else None
     cohort = _over_rounds([record["cohort"] for record in metrics if "cohort" in record][-10:])
     timed = [record["seconds"] for record in metrics if "seconds" in record]
     return {
@@ -292,7 +299,7 @@ def result(config: dict, metrics: list[dict], compilations: int) -> dict:
             "last": means[-1],
             "mean_last_10_evaluations": float(np.mean(means[-10:])),
             "best_validation": best,
-            "best_test": max(means),
+            "best_test": task_of(scored[-1]["accuracy"]).better(means),
         }
         | ({"cohort_received_pooled_mean_last_10": cohort["received"]["pooled"]} if cohort else {}),
         "bytes_up": sum(record["bytes_up"] for record in metrics),

@@ -12,12 +12,13 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import zoo
 from jaxfl.models.model import Model
+from jaxfl.tasks import CLASSES, Task
 
 
 def build_models(
-    setup: Setup, shape: tuple[int, int, int], partition: Partition
+    setup: Setup, shape: tuple[int, int, int], partition: Partition, task: Task = CLASSES
 ) -> tuple[tuple[Model, int], ...]:
-    """Build pairs (model, number of clients) for images (H, W, C), in the order of client ids.
+    """Build pairs (model, number of clients) for images (H, W, C) and a task, in the order of client ids.
 
     Raises:
       JaxflError: if there is no such network, two are the same, or the numbers of clients do not add up.
@@ -31,7 +32,7 @@ def build_models(
         # A name that shows an option, or is one of several with the same base, shows all that were given.
         if some_options or sum(choices.split(other)[0] == name for other in named) > 1:
             model = dataclasses.replace(model, name=choices.join(base, texts))
-        built.append(dataclasses.replace(model, precision=setup.run.precision))
+        built.append(dataclasses.replace(model, precision=setup.run.precision, task=task))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
     return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))

@@ -24,12 +24,13 @@ from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.folder import checkpoint, store
-from jaxfl.folder.variant import Variant
+from jaxfl.folder.variant import Variant, needs_of
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
 from jaxfl.results.measures import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
+from jaxfl.tasks import require_classes
 
 
 def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
@@ -130,9 +131,11 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
 
     Raises:
       JaxflError: if the method is the user's own and does not keep the protocol, or vectors are to be
-        augmented like images, or windows rotated, or clients' state is to be in the host's memory and a round
-        needs all clients.
+        augmented like images, or windows rotated, or the labels are for a task that the method cannot do, or
+        clients' state is to be in the host's memory and a round needs all clients.
     """
+    if "classes" in needs_of(variant):
+        require_classes(data.source.task, variant.label)
     _require_images_to_augment(variant, data.source)
     if setup.machine.client_state == "host" and (variant.programs.algorithm.host or variant.programs.prepare):
         raise beyond_cohort(f"{variant.label} has a step that uses all clients")

@@ -39,6 +39,7 @@ from jaxfl.models.model import Model
 from jaxfl.results.measures import check_columns
 from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
+from jaxfl.tasks import task_of
 
 CLIENTS = 20  # default number
 SAMPLE = 16  # images by which a run's images are known again
@@ -78,12 +79,14 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     check_setup(setup)
     _require_device()
     source = source or load_source(setup)
+    check_targets(setup.run.target, source.task)
     partition = divide(setup, source, saved and saved / store.PARTITION)
     then = store.read_config(saved)["data"] if saved else {}
     if saved:
         _require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
-    setup, models = on_this_machine(setup, build_models(setup, source.images.shape[1:], partition))
+    networks = build_models(setup, source.images.shape[1:], partition, source.task)
+    setup, models = on_this_machine(setup, networks)
     public = other_images(setup, source, partition.rows)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
     assert at_once and devices  # chosen by now
@@ -136,7 +139,8 @@ def _sample(images: np.ndarray) -> list[float]:
 def recorded_moments(images: dict) -> Moments:
     """Return the moments by which a run normalises its images, as `images_of` describes them."""
     mean, std = (np.reshape(images[name], (1, 1, 1, -1)) for name in ("mean", "std"))
-    return mean, std
+    target = images.get("target")
+    return Moments(mean, std, target and (np.array(target["mean"]), np.array(target["std"])))
 
 
 def images_of(data: Data) -> dict:
@@ -150,7 +154,16 @@ def images_of(data: Data) -> dict:
         "public": len(federation.public),
         "class_names": list(data.source.class_names),
         "sample": _sample(images),
-    }
+        "task": federation.task.name,
+    } | (
+        {"target": dict(zip(("mean", "std"), _lists(federation.target), strict=True))}
+        if federation.target
+        else {}
+    )
+
+
+def _lists(arrays) -> list[list[float]]:
+    return [np.asarray(array).tolist() for array in arrays]
 
 
 def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun: Path) -> Federation:
@@ -168,7 +181,8 @@ def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun
     _require_device()
     setup = setup.replace(devices=1)
     height, width, channels = images["shape"]
-    _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition))
+    task = task_of(images)
+    _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition, task))
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
     return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
@@ -271,7 +285,6 @@ def on_this_machine(setup: Setup, models):
 def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or out of range."""
     setup.check()
-    check_targets(setup.run.target)
     check_columns(setup.machine.show)
     public, options = choices.split(setup.data.public)
     if public in ("auto", "none") and options:
@@ -331,7 +344,7 @@ def _check_saved(setup: Setup) -> None:
 
 def load_source(setup: Setup) -> Source:
     """Load the clients' data set."""
-    return load(setup.data.dataset, setup.machine.data_dir)
+    return load(setup.data.dataset, setup.machine.data_dir, task=setup.data.task)
 
 
 def _partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:

@@ -146,7 +146,7 @@ def build(config: FedAP) -> fl.Algorithm:
 
         def trained(key, client, w):
             rows = held_out_rows(client, hyper)
-            return fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
+            return fl.descend(fl.task_loss(client.model), w, key, rows, hyper, epochs=1).weights
 
         def visits(key, model):
             def visit(key, client, w, nothing):
