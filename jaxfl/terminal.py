@@ -20,7 +20,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
-from jaxfl.data.sources import Source, column, of_vectors
+from jaxfl.data.sources import Source, column, kind_of, of_vectors
 from jaxfl.deployed.export import span
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
@@ -51,6 +51,7 @@ def announce(setup: Setup, data: Data) -> None:
     """Describe the federation in a few lines."""
     count, *shape = data.source.images.shape
     form = f"{shape[-1]} features" if of_vectors(shape) else "x".join(map(str, shape))
+    form += f", a vocabulary of {data.source.vocabulary:,}" if data.source.vocabulary else ""
     OUT.print(
         f"{setup.data.dataset}: {count} {examples(data.source)} of {form}; "
         + describe(setup, data.partition, data.source)
@@ -83,7 +84,7 @@ def announce(setup: Setup, data: Data) -> None:
 
 def examples(source: Source) -> str:
     """Return what a source holds, in a word."""
-    return "vectors" if of_vectors(source.images.shape[1:]) else "images"
+    return {"vectors": "vectors", "tokens": "rows of tokens"}.get(kind_of(source.images.shape[1:]), "images")
 
 
 def describe(setup: Setup, partition: Partition, source: Source) -> str:

@@ -15,7 +15,7 @@ from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
-from jaxfl.models.zoo import GIVEN, MODELS, described
+from jaxfl.models.zoo import BUILT_FOR, MODELS, described
 from jaxfl.results.measures import titles
 from jaxfl.tasks import CLASSES, TASKS
 
@@ -76,7 +76,7 @@ def table_of(name: str) -> RichTable:
 def options_of(found: Method | Callable) -> list[choices.Option]:
     """Return the options of a method, a model, a partition, ..., a method's own ones first."""
     if not isinstance(found, Method):
-        builds = set(GIVEN) <= set(inspect.signature(found).parameters)  # a model
+        builds = set(BUILT_FOR) <= set(inspect.signature(found).parameters)  # a model
         return (described if builds else choices.described)(found)
     config = found.config()
     sentences = helps(type(config))

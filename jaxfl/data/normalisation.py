@@ -38,7 +38,12 @@ def training_moments(source: Source, train: Sequence[np.ndarray]) -> Moments:
 
 
 def moments(images: np.ndarray, rows: np.ndarray) -> Pair:
-    """Return mean and standard deviation of some images' channels as float64; 1 where one is constant."""
+    """Return mean and standard deviation of some images' channels as float64; 1 where one is constant.
+
+    Tokens are not normalised: they have 0 and 1.
+    """
+    if images.dtype == np.int32:
+        return np.zeros((1, 1, 1, 1)), np.ones((1, 1, 1, 1))
     few = np.array_split(rows, -(-len(rows) // 1024))  # as float64, all would not fit in memory
     mean, variance = (_of_bytes if images.dtype == np.uint8 else _of_numbers)(images, few)
     return mean, np.where(variance > 0, np.sqrt(variance), 1)
@@ -69,5 +74,10 @@ def _of_numbers(images: np.ndarray, few: list[np.ndarray]) -> Pair:
 
 
 def normalised(images, mean, std):
-    """Normalise images (B, H, W, C) in raw units for networks; mean and std are (1, 1, 1, C)."""
+    """Normalise images (B, H, W, C) in raw units for networks, and leave tokens (B, T) int32 as they are.
+
+    mean and std are (1, 1, 1, C).
+    """
+    if images.dtype == np.int32:
+        return images
     return (images.astype(mean.dtype) - mean) / std

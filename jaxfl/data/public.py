@@ -54,6 +54,11 @@ def adapt(
     Raises:
       JaxflError: if there are too few images, or channels, range of values or number of classes do not fit.
     """
+    if other.vocabulary or source.vocabulary:
+        raise JaxflError(
+            f"--public {other.name}: tokens of another set do not mean the same; take --public held-out, "
+            "some of the clients' own set."
+        )
     rows = generator(seed, OTHER_PUBLIC).permutation(np.flatnonzero(other.train))
     if not len(rows):
         raise JaxflError(f"--public {other.name} has no training images to draw from; take another set.")

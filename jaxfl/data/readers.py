@@ -114,8 +114,8 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     ),
     Reader(
         {
-            "path/to/file.npz": "arrays images (N, H, W[, C]), features (N, d) or windows (N, T, C), "
-            "labels (N,), and perhaps split"
+            "path/to/file.npz": "arrays images (N, H, W[, C]), features (N, d), windows (N, T, C) or tokens "
+            "(N, T), labels (N,), and perhaps split"
         },
         takes=lambda name: name.endswith(".npz"),
         read=lambda name, how: npz.read_source(name, as_path(name), how.labelled, how.task),

@@ -17,11 +17,12 @@ TENTHS = 10
 class Source(NamedTuple):
     """Labelled images in memory, the training images first, then the test images.
 
-    Vectors are images of a single pixel, whose channels are the features: (N, 1, 1, d).
+    Vectors are images of a single pixel, whose channels are the features: (N, 1, 1, d). Tokens are (N, T)
+    int32, -1 after the end of a row.
 
     Attributes:
       name: name by which it was loaded.
-      images: (N, H, W, C), uint8, or float32 for all other types.
+      images: (N, H, W, C), uint8, or float32 for all other types; tokens (N, T) int32.
       labels: (N,) int32 in 0..classes-1; targets of a regression are (N, classes) float32.
       train: (N,) bool, True where the source calls the row a training row.
       classes: number of classes, one may have no rows; of a regression the number of targets.
@@ -31,6 +32,7 @@ class Source(NamedTuple):
       divided: whether the data themselves say which rows are for testing; if not, `train` leaves a fixed
         fifth out.
       class_names: a word for each class, or none.
+      vocabulary: number of different tokens, 0, 1, 2, ...; 0 if the rows are no tokens.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Source(NamedTuple):
     numbers: np.ndarray | None = None
     divided: bool = True
     class_names: tuple[str, ...] = ()
+    vocabulary: int = 0
 
     @property
     def task(self) -> Task:
@@ -63,7 +66,16 @@ def strata(labels: np.ndarray) -> np.ndarray:
 
 def of_vectors(shape: Sequence[int]) -> bool:
     """Return whether shape (H, W, C) is that of vectors: a single pixel, whose channels are the features."""
-    return tuple(shape[:2]) == (1, 1)
+    return tuple(shape[:2]) == (1, 1) and len(shape) == 3
+
+
+def kind_of(shape: Sequence[int]) -> str:
+    """Return in words what examples of a shape are: images, vectors, windows of a signal, or tokens."""
+    if len(shape) == 1:
+        return "tokens"
+    if of_vectors(shape):
+        return "vectors"
+    return f"windows of {max(shape[:2])} steps" if 1 in shape[:2] else "images"
 
 
 def numbers(source: Source) -> np.ndarray:
@@ -159,13 +171,15 @@ def from_arrays(
     numbers: np.ndarray | None = None,
     divided: bool = True,
     class_names: Sequence[str] = (),
+    vocabulary: int = 0,
     task: str = "auto",
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
 
     Args:
       name: name of the source.
-      images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float.
+      images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float;
+        or, with a vocabulary, tokens (N, T).
       labels: (N,) integers in 0..classes-1; or words, which are numbered in their order and name the classes;
         or for a regression floats (N,) or (N, targets).
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing, which
@@ -175,12 +189,14 @@ def from_arrays(
       numbers: (N,) int, number of every row where it came from; None where these are 0, 1, 2, ...
       divided: whether the data say themselves which rows are for testing, and `train` was not made up.
       class_names: a word for each class, or none.
+      vocabulary: number of different tokens, if the rows are tokens.
       task: a name in `TASKS`; "auto" says it by the labels' type: floats are targets of a regression.
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
     """
-    images = _checked_images(name, _array(name, "images", images))
+    images = _array(name, "images", images)
+    images = _checked_tokens(name, images, vocabulary) if vocabulary else _checked_images(name, images)
     labels = _array(name, "labels", labels)
     if _task(name, labels, task) is REGRESSION:
         labels, class_names = _checked_targets(name, labels, len(images)), ()
@@ -221,9 +237,8 @@ def from_arrays(
     came_from = numbers[order]
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
-    return Source(
-        name, images[order], labels[order], train[order], classes, columns, moved, divided, class_names
-    )
+    arrays = images[order], labels[order], train[order]
+    return Source(name, *arrays, classes, columns, moved, divided, class_names, vocabulary)
 
 
 def _array(name: str, what: str, values) -> np.ndarray:
@@ -267,6 +282,26 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     if not np.isfinite(images).all():
         raise JaxflError(f"{name} has NaN or infinite values (as float32) among its examples; replace them.")
     return images
+
+
+def _checked_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    if tokens.ndim != 2 or not tokens.size or tokens.dtype.kind not in "iu":
+        raise JaxflError(
+            f"{name}: tokens are {tokens.dtype} of shape {tokens.shape}, not whole numbers (N, T) with at "
+            "least one of each."
+        )
+    if tokens.max() >= vocabulary or tokens.min() < -1:
+        raise JaxflError(
+            f"{name}: tokens run from {tokens.min()} to {tokens.max()}, but a vocabulary of {vocabulary} has "
+            f"0 to {vocabulary - 1}, and -1 after the end of a row."
+        )
+    real = tokens >= 0
+    if (wrong := ~real[:, 0] | (np.diff(real.astype(int), axis=1) > 0).any(1)).any():
+        raise JaxflError(
+            f"{name}: {wrong.sum()} of {len(tokens)} rows have no token, or have some after a -1, the first "
+            f"is row {wrong.argmax()}; leave out empty texts, and put -1 only at the end."
+        )
+    return tokens.astype(np.int32)
 
 
 def _task(name: str, labels: np.ndarray, task: str) -> Task:

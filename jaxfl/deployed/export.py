@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.core import tree
-from jaxfl.data.sources import of_vectors
+from jaxfl.data.sources import kind_of
 from jaxfl.deployed.models import Deployed, Models, Opened
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
@@ -85,6 +85,8 @@ def _about(run: Opened, model: Deployed) -> dict[str, str]:
         "classes": model.classes.tolist(),
         "class_names": _class_names(run),
     }
+    if model.images.vocabulary:
+        about["vocabulary"] = model.images.vocabulary
     if model.target:
         about["target"] = run.config["data"]["target"]
     return {name: json.dumps(value) for name, value in about.items()}
@@ -100,15 +102,14 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
     tried = {name: _bare(value) for name, value in (experiment(config) | {"seed": options["seed"]}).items()}
     any_file, (model, *_) = next(iter(files.items()))
     task = model.model.task
-    vectors = of_vectors(model.images.shape)
-    takes = "Vectors, as images of one pixel" if vectors else "Images"
+    kind = kind_of(model.images.shape)
+    takes = {"vectors": "Vectors, as images of one pixel", "tokens": "Tokens"}.get(kind, "Images")
+    of = {"vectors": "tabular", "tokens": "text"}.get(kind, "image")
     train, test = ([*map(len, part)] for part in (run.partition.train, run.partition.test))
     sees = "as the client sees them" if model.images.shifted else "as the data set has them"
     named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     parts = [
-        FRONT.format(
-            of="tabular" if vectors else "image", task="regression" if model.target else "classification"
-        ),
+        FRONT.format(of=of, task="regression" if model.target else "classification"),
         f"# {run.variant.label} on {tried['dataset']}",
         f"What clients deploy after round {run.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
@@ -136,12 +137,16 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
             else ""
         ),
         f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
-        f"{sees}; each channel is normalised as (value - mean) / std with mean "
-        f"{_list(model.images.mean)} and std {_list(model.images.std)}. {_outputs(model, tried['dataset'])}"
+        f"{sees}; {_normalised(model)}. {_outputs(model, tried['dataset'])}"
         + (f" Their names are, from 0 on: {', '.join(names)}." if (names := _class_names(run)) else ""),
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
-        PLAIN.format(file=any_file, sees=sees, answer=OF_TARGETS if model.target else OF_CLASSES)
+        PLAIN.format(
+            file=any_file,
+            x=("tokens" if kind == "tokens" else NORMALISED) + f"  # {sees}",
+            given=', vocabulary=about["vocabulary"]' if kind == "tokens" else "",
+            answer=OF_TARGETS if model.target else OF_CLASSES,
+        )
         + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
         if all(of.plain(partial(own, of.client)) for models in files.values() for of in models)
         else BEYOND.format(run=folder, client=model.client),
@@ -191,6 +196,13 @@ def _numbers(clients: list[int]) -> str:
         else:
             runs.append([client, client])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _normalised(model: Deployed) -> str:
+    if model.images.vocabulary:
+        return f"they are numbers below {model.images.vocabulary}, and -1 after the end of a row"
+    mean, std = _list(model.images.mean), _list(model.images.std)
+    return f"each channel is normalised as (value - mean) / std with mean {mean} and std {std}"
 
 
 def _outputs(model: Deployed, dataset: str) -> str:
@@ -257,14 +269,15 @@ with safe_open("{file}", "numpy") as file:
     about = {{name: json.loads(text) for name, text in file.metadata().items()}}
     arrays = {{name: file.get_tensor(name) for name in file.keys()}}
 
-x = (images - np.float32(about["mean"])) / np.float32(about["std"])  # images {sees}
-model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]))
+x = {x}
+model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]){given})
 weights = {{name: {{}} for name in model.names}} | unflatten_dict(arrays, sep="/")
 scores, _ = model.apply(weights, weights, x, train=False)  # parameters and statistics: each takes its own
 {answer}
 ```
 """
 
+NORMALISED = '(images - np.float32(about["mean"])) / np.float32(about["std"])'
 OF_CLASSES = 'labels = np.array(about["classes"])[scores.argmax(1)]'
 OF_TARGETS = 'targets = scores * np.array(about["target"]["std"]) + np.array(about["target"]["mean"])'
 

@@ -36,18 +36,21 @@ class Images(NamedTuple):
     """The shape, type and normalisation of a run's images.
 
     Args:
-      shape: (H, W, C) of an image.
-      dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes.
+      shape: (H, W, C) of an image, or (T,) of tokens.
+      dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes, or
+        int32 for tokens.
       mean: (1, 1, 1, C), mean of the images that clients train on, in raw units.
       std: (1, 1, 1, C), their standard deviation, in raw units.
       shifted: whether each client sees images of its own, see `Loaded.seen`.
+      vocabulary: number of different tokens, if the rows are tokens; else 0.
     """
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     dtype: np.dtype
     mean: np.ndarray
     std: np.ndarray
     shifted: bool = False
+    vocabulary: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,11 +176,13 @@ class Deployed:
         """
         if set(self.weights) - set(self.model.names):
             return False
-        noise = np.random.default_rng(0).normal(size=(8, *self.images.shape))
-        images = self.images.mean + self.images.std * noise
-        images = (images.round().clip(0, 255) if self.images.dtype == np.uint8 else images).astype(
-            self.images.dtype
-        )
+        rng, form = np.random.default_rng(0), self.images
+        if form.vocabulary:
+            images = rng.integers(0, form.vocabulary, (8, *form.shape), np.int32)
+        else:
+            images = form.mean + form.std * rng.normal(size=(8, *form.shape))
+            images = images.round().clip(0, 255) if form.dtype == np.uint8 else images
+            images = images.astype(form.dtype)
         outputs = self._over(_scores, self._of_network(), None, images)
         if not np.isfinite(outputs).all():
             images = own()
@@ -217,6 +222,8 @@ class Deployed:
                 "The images must be one array of numbers that are known, not lists of different lengths, and "
                 "not an argument of jax.jit or jax.vmap."
             ) from None
+        if self.images.vocabulary:
+            return self._checked_tokens(images)
         if images.ndim == 2 and of_vectors(shape):
             images = images[:, None, None]
         if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:
@@ -240,6 +247,20 @@ class Deployed:
                 f"itself, but these are {images.dtype}."
             )
         return images
+
+    def _checked_tokens(self, tokens: np.ndarray) -> np.ndarray:
+        most, shape = self.images.vocabulary, self.images.shape
+        if tokens.shape[1:] != shape or tokens.dtype.kind not in "iu":
+            raise JaxflError(
+                f"The model takes tokens (B, {shape[0]}) of whole numbers, but these are {tokens.dtype} of "
+                f"shape {tokens.shape}; put -1 after the end of shorter rows."
+            )
+        if tokens.size and not -1 <= tokens.min() <= tokens.max() < most:
+            raise JaxflError(
+                f"The model takes tokens from 0 to {most - 1}, and -1 after the end of a row, but these run "
+                f"from {tokens.min()} to {tokens.max()}."
+            )
+        return tokens.astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -393,13 +414,13 @@ def opened(
         raise JaxflError(
             f"{folder} has no checkpoint yet; its models are available after the first evaluation."
         )
-    height, width, channels = described["shape"]
     images = Images(
-        (height, width, channels),
+        tuple(described["shape"]),
         np.asarray(federation.mean).dtype if setup.data.shift else np.dtype(described["dtype"]),
         np.asarray(federation.mean),
         np.asarray(federation.std),
         bool(setup.data.shift),
+        described.get("vocabulary", 0),
     )
     state = at_rest(variant, setup, federation, state)
     return Opened(config, variant, setup, federation, partition, images, state, metrics[done - 1])

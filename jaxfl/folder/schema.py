@@ -45,6 +45,7 @@ CONFIG = {
         "sample?": [NUMBER],
         "class_names?": [str],
         "task?": str,
+        "vocabulary?": int,
         "target?": {"mean": [NUMBER], "std": [NUMBER]},
     },
     "beyond_target?": bool,

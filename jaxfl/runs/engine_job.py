@@ -21,7 +21,7 @@ from jaxfl.core.protocol_check import check
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.data.sources import Source, of_vectors
+from jaxfl.data.sources import Source, kind_of
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.variant import Variant, needs_of
@@ -156,18 +156,18 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> tuple[Setup, D
 
 
 def _require_images_to_augment(variant: Variant, source: Source) -> None:
-    """Refuse to augment vectors like images, and to rotate or colour windows of a signal."""
+    """Refuse to augment vectors and tokens like images, and to rotate or colour windows of a signal."""
     augment, shape = variant.config.augment, source.images.shape[1:]
-    if augment and of_vectors(shape):
+    if augment and kind_of(shape) in ("vectors", "tokens"):
         raise JaxflError(
             f"{variant.label}: --augment {' '.join(augment)} changes images, but {source.name} holds "
-            "vectors; leave it out."
+            f"{kind_of(shape)}; leave it out."
         )
     for kind, does in (("rotate", "turns"), ("colour", "changes the colours of")):
         if kind in augment and 1 in shape[:2]:
             raise JaxflError(
-                f"{variant.label}: --augment {kind} {does} images, but {source.name} holds windows of "
-                f"{max(shape[:2])} steps; leave it out."
+                f"{variant.label}: --augment {kind} {does} images, but {source.name} holds {kind_of(shape)}; "
+                "leave it out."
             )
 
 

@@ -85,7 +85,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     if saved:
         _require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
-    networks = build_models(setup, source.images.shape[1:], partition, source.task)
+    networks = build_models(setup, source.images.shape[1:], partition, source.task, source.vocabulary)
     setup, models = on_this_machine(setup, networks)
     public = other_images(setup, source, partition.rows)
     at_once, devices = setup.machine.clients_at_once, setup.machine.devices
@@ -155,6 +155,7 @@ def images_of(data: Data) -> dict:
         "class_names": list(data.source.class_names),
         "sample": _sample(images),
         "task": federation.task.name,
+        "vocabulary": data.source.vocabulary,
     } | (
         {"target": dict(zip(("mean", "std"), _lists(federation.target), strict=True))}
         if federation.target
@@ -180,9 +181,9 @@ def prepare_without_data(setup: Setup, images: dict, partition: Partition, begun
     """
     _require_device()
     setup = setup.replace(devices=1)
-    height, width, channels = images["shape"]
-    task = task_of(images)
-    _, models = on_this_machine(setup, build_models(setup, (height, width, channels), partition, task))
+    shape, vocabulary = tuple(images["shape"]), images.get("vocabulary", 0)
+    networks = build_models(setup, shape, partition, task_of(images), vocabulary)
+    _, models = on_this_machine(setup, networks)
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
     return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))

@@ -222,7 +222,7 @@ def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path
         ({"images": IMAGES[0], "labels": LABELS}, r"images have shape \(2, 2\); .* features are \(N, d\)"),
         ({"features": IMAGES, "labels": LABELS}, r"shape \(10, 2, 2\); .* windows are \(N, T, C\)"),
         ({"images": IMAGES, "windows": IMAGES, "labels": LABELS}, "holds images and windows; keep the one"),
-        ({"labels": LABELS}, "lacks images, features or windows; it holds labels"),
+        ({"labels": LABELS}, "lacks images, features, windows or tokens; it holds labels"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, "at least one of each"),
         ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64"),
         ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "NaN or infinite"),

@@ -116,8 +116,7 @@ def require_inputs(model: fl.Model) -> None:
       JaxflError: naming the network.
     """
     weights = model.form
-    x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
-    if not jax.eval_shape(model.norm_inputs, *weights, x):
+    if not jax.eval_shape(model.norm_inputs, *weights, model.examples()):
         raise fl.JaxflError(
             f"fedap compares outputs of layers, but {model.name} has neither convolutions nor hidden dense "
             "layers that jaxfl knows; choose another model."
