@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -53,7 +53,7 @@ def announce(setup: Setup, data: Data) -> None:
     form = f"{shape[-1]} features" if of_vectors(shape) else "x".join(map(str, shape))
     form += f", a vocabulary of {data.source.vocabulary:,}" if data.source.vocabulary else ""
     OUT.print(
-        f"{setup.data.dataset}: {count} {examples(data.source)} of {form}; "
+        f"{setup.data.dataset}: {count} {examples(data.source)} of {form}, {normalised(setup, shape)}; "
         + describe(setup, data.partition, data.source)
     )
     if data.federation.target:
@@ -80,6 +80,12 @@ def announce(setup: Setup, data: Data) -> None:
         f"jax {jax.__version__} on {federation.devices} x {device.platform} ({device.device_kind}), "
         f"{federation.clients_at_once} at once on each, convolution {federation.models[0].convolution}"
     )
+
+
+def normalised(setup: Setup, shape: Sequence[int]) -> str:
+    """Return how inputs of a shape are normalised, in words."""
+    by = {"auto": "none" if len(shape) == 1 else "channel"}.get(setup.data.normalise, setup.data.normalise)
+    return "not normalised" if by == "none" else f"normalised by {by}"
 
 
 def examples(source: Source) -> str:

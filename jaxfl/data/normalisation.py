@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
 from jaxfl.tasks import REGRESSION
 
 Pair = tuple[np.ndarray, np.ndarray]  # mean and standard deviation
@@ -15,7 +16,7 @@ class Moments(NamedTuple):
     """What a run normalises by, in raw units.
 
     Args:
-      mean, std: (1, 1, 1, C), of the channels of images.
+      mean, std: (1, 1, 1, C), of the channels of images, or (1, H, W, C), of each value on its own.
       target: mean and deviation (k,) of the targets; None for classes.
     """
 
@@ -24,26 +25,47 @@ class Moments(NamedTuple):
     target: Pair | None = None
 
 
-def training_moments(source: Source, train: Sequence[np.ndarray]) -> Moments:
+def training_moments(source: Source, train: Sequence[np.ndarray], normalise: str = "auto") -> Moments:
     """Return the moments of the rows that clients train on, each counted once; `train` has these.
 
     No other row has an effect on them: neither those for validation and testing, nor public or unused ones.
+
+    Args:
+      source: the data.
+      train: per client the rows that it trains on.
+      normalise: of what inputs have moments, see `moments`.
+
+    Raises:
+      JaxflError: if tokens are to be normalised.
     """
+    if source.vocabulary and normalise in ("channel", "feature"):
+        raise JaxflError(
+            f"--normalise {normalise}: {source.name} holds tokens, which are no amounts; leave it out."
+        )
     rows = np.unique(np.concatenate(train))
     target = None
     if source.task is REGRESSION:
         known = source.labels[rows].astype(float)
         target = known.mean(0), np.where(np.ptp(known, 0) > 0, known.std(0), 1)
-    return Moments(*moments(source.images, rows), target)
+    return Moments(*moments(source.images, rows, normalise), target)
 
 
-def moments(images: np.ndarray, rows: np.ndarray) -> Pair:
-    """Return mean and standard deviation of some images' channels as float64; 1 where one is constant.
+def moments(images: np.ndarray, rows: np.ndarray, normalise: str = "auto") -> Pair:
+    """Return mean and standard deviation of some images as float64; 1 where values are constant.
 
-    Tokens are not normalised: they have 0 and 1.
+    Args:
+      images: (N, H, W, C), or tokens (N, T), which have 0 and 1: they are not normalised.
+      rows: those that count.
+      normalise: "channel" and "auto" are of each channel, "feature" of each value on its own; "none" is 0
+        and 1.
     """
-    if images.dtype == np.int32:
-        return np.zeros((1, 1, 1, 1)), np.ones((1, 1, 1, 1))
+    if normalise == "none" or images.dtype == np.int32:
+        channels = 1 if images.dtype == np.int32 else images.shape[-1]
+        return np.zeros((1, 1, 1, channels)), np.ones((1, 1, 1, channels))
+    if normalise == "feature":
+        flat, shape = images.reshape(len(images), 1, 1, -1), (1, *images.shape[1:])
+        mean, std = moments(flat, rows)
+        return mean.reshape(shape), std.reshape(shape)
     few = np.array_split(rows, -(-len(rows) // 1024))  # as float64, all would not fit in memory
     mean, variance = (_of_bytes if images.dtype == np.uint8 else _of_numbers)(images, few)
     return mean, np.where(variance > 0, np.sqrt(variance), 1)

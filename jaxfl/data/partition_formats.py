@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import plain_pickles
-from jaxfl.data.normalisation import training_moments
+from jaxfl.data.normalisation import Moments
 from jaxfl.data.partition import PARTS, Partition, checksum_of, lacks_class, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen
@@ -169,7 +169,9 @@ def require(forms: Sequence[str], partition: Partition) -> None:
         )
 
 
-def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, drawn: Drawn | None) -> None:
+def write_pfllib(
+    folder: Path, partition: Partition, source: Source, name: str, drawn: Drawn | None, moments: Moments
+) -> None:
     """Write clients' data as PFLlib's folder of a data set: config.json, train/0.npz, test/0.npz, ...
 
     Images are (n, C, H, W), as clients see them and normalised as jaxfl does; vectors are (n, d). Labels are
@@ -181,13 +183,14 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
       source: data that it divides.
       name: name of the partition.
       drawn: shift of each client's images, if any.
+      moments: by which images are normalised.
 
     Raises:
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
     """
     require(["pfllib"], partition)
     require_classes(source.task, "PFLlib's folder of a data set")
-    mean, std, _ = training_moments(source, partition.train)
+    mean, std, _ = moments
     sizes = []
     with writing(folder):
         for client, relabel in enumerate(partition.relabel):

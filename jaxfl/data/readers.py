@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxfl.config import choices
 from jaxfl.config.options import as_path
 from jaxfl.config.own_code import own_code, require_call
-from jaxfl.data import folder, hf, npz, pfllib, tfds
+from jaxfl.data import folder, hf, npz, pfllib, tables, tfds
 from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
@@ -120,6 +120,16 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
         takes=lambda name: name.endswith(".npz"),
         read=lambda name, how: npz.read_source(name, as_path(name), how.labelled, how.task),
         absolute=_resolved,
+    ),
+    Reader(
+        {
+            "path/to/file.csv,target=COLUMN": "a table with named columns, or a .parquet; with options: "
+            "client, without, missing=drop"
+        },
+        takes=tables.takes,
+        read=lambda name, how: tables.read_source(name, how.task),
+        absolute=tables.absolute,
+        options=tables.OPTIONS,
     ),
     Reader(
         {"path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/"},

@@ -80,8 +80,8 @@ def _about(run: Opened, model: Deployed) -> dict[str, str]:
         "architecture": choices.without_folder(named[run.federation.models.index(model.model)]),
         "shape": model.images.shape,
         "dtype": str(model.images.dtype),
-        "mean": np.ravel(model.images.mean).tolist(),
-        "std": np.ravel(model.images.std).tolist(),
+        "mean": _without_axes(model.images.mean),
+        "std": _without_axes(model.images.std),
         "classes": model.classes.tolist(),
         "class_names": _class_names(run),
     }
@@ -198,10 +198,21 @@ def _numbers(clients: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def _without_axes(moment: np.ndarray) -> list:
+    """Return a mean or deviation as lists, without its leading axes of length 1."""
+    return (moment[0, 0, 0] if moment.shape[:3] == (1, 1, 1) else moment[0]).tolist()
+
+
 def _normalised(model: Deployed) -> str:
     if model.images.vocabulary:
         return f"they are numbers below {model.images.vocabulary}, and -1 after the end of a row"
     mean, std = _list(model.images.mean), _list(model.images.std)
+    if not model.images.mean.any() and (model.images.std == 1).all():
+        return "they are not normalised"
+    if model.images.mean.shape[1:3] != (1, 1):
+        return (
+            "each value is normalised as (value - mean) / std, by its own mean and std in the file's metadata"
+        )
     return f"each channel is normalised as (value - mean) / std with mean {mean} and std {std}"
 
 

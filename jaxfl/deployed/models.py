@@ -39,8 +39,9 @@ class Images(NamedTuple):
       shape: (H, W, C) of an image, or (T,) of tokens.
       dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes, or
         int32 for tokens.
-      mean: (1, 1, 1, C), mean of the images that clients train on, in raw units.
-      std: (1, 1, 1, C), their standard deviation, in raw units.
+      mean: (1, 1, 1, C), or (1, H, W, C) of each value, mean of the images that clients train on, in raw
+        units.
+      std: the same, their standard deviation, in raw units.
       shifted: whether each client sees images of its own, see `Loaded.seen`.
       vocabulary: number of different tokens, if the rows are tokens; else 0.
     """

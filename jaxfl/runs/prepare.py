@@ -94,7 +94,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     of_host = setup.machine.client_state == "host"
     apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
     trained = [rows for rows, away in zip(partition.train, apart, strict=True) if not away]
-    moments = recorded_moments(then) if saved else training_moments(source, trained)
+    moments = recorded_moments(then) if saved else training_moments(source, trained, setup.data.normalise)
     federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host, moments)
     federation = with_newcomers(setup, federation)
     if of_host:
@@ -138,7 +138,9 @@ def _sample(images: np.ndarray) -> list[float]:
 
 def recorded_moments(images: dict) -> Moments:
     """Return the moments by which a run normalises its images, as `images_of` describes them."""
-    mean, std = (np.reshape(images[name], (1, 1, 1, -1)) for name in ("mean", "std"))
+    of_each = len(images["mean"]) == np.prod(images["shape"])  # value on its own, not of each channel
+    shape = (1, *images["shape"]) if of_each else (1, 1, 1, -1)
+    mean, std = (np.reshape(images[name], shape) for name in ("mean", "std"))
     target = images.get("target")
     return Moments(mean, std, target and (np.array(target["mean"]), np.array(target["std"])))
 

@@ -178,6 +178,7 @@ def test_methods_learn_from_tokens(method, written, tmp_path):
     [
         ({"augment": ["flip"]}, "--augment flip changes images, but .* holds tokens"),
         ({"shift": ["noise"]}, "--shift noise changes images, but .* holds tokens"),
+        ({"normalise": "feature"}, "--normalise feature: .* holds tokens, which are no amounts"),
         ({"public": "digits"}, "tokens of another set do not mean the same"),
         ({"models": ["mlp"]}, r"mlp takes images .* not \(6,\); tokens need a network that embeds them"),
         ({"models": ["gru"], "dataset": "digits"}, r"gru takes tokens, but the data are examples of shape"),
