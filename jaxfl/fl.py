@@ -29,8 +29,6 @@ from jaxfl.core.training import (
     Steps,
     Trained,
     Training,
-    count_correct,
-    cross_entropy,
     descend,
     fit,
     forward,
@@ -39,6 +37,7 @@ from jaxfl.core.training import (
     mean,
     sgd,
     steps_of,
+    task_loss,
 )
 from jaxfl.data.federation import NOBODY, Batch, Client, Federation, PerGroup
 from jaxfl.errors import JaxflError, nearest
@@ -82,3 +81,4 @@ from jaxfl.mechanisms.sharing import (
 )
 from jaxfl.models import hypernetwork, maps
 from jaxfl.models.model import Model, Weights
+from jaxfl.tasks import count_correct

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -21,7 +21,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.data import shift
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
-from jaxfl.data.sources import Source, column, of_vectors
+from jaxfl.data.sources import Source, column, kind_of, of_vectors
 from jaxfl.deployed.export import span
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
@@ -33,6 +33,7 @@ from jaxfl.results.table import Table, as_text
 from jaxfl.runs.architectures import architectures
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
+from jaxfl.tasks import CLASSES, task_of
 
 
 class _Out(Console):
@@ -52,10 +53,16 @@ def announce(setup: Setup, data: Data) -> None:
     """Describe the federation in a few lines."""
     count, *shape = data.source.images.shape
     form = f"{shape[-1]} features" if of_vectors(shape) else "x".join(map(str, shape))
+    form += f", a vocabulary of {data.source.vocabulary:,}" if data.source.vocabulary else ""
     OUT.print(
-        f"{setup.data.dataset}: {count} {examples(data.source)} of {form}; "
+        f"{setup.data.dataset}: {count} {examples(data.source)} of {form}, {normalised(setup, shape)}; "
         + describe(setup, data.partition, data.source)
     )
+    if data.federation.target:
+        means, deviations = (", ".join(f"{value:.6g}" for value in each) for each in data.federation.target)
+        OUT.print(
+            f"Targets have mean {means} and deviation {deviations}, the RMSE of always saying the mean."
+        )
     if data.drawn:
         OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):
@@ -77,9 +84,15 @@ def announce(setup: Setup, data: Data) -> None:
     )
 
 
+def normalised(setup: Setup, shape: Sequence[int]) -> str:
+    """Return how inputs of a shape are normalised, in words."""
+    by = {"auto": "none" if len(shape) == 1 else "channel"}.get(setup.data.normalise, setup.data.normalise)
+    return "not normalised" if by == "none" else f"normalised by {by}"
+
+
 def examples(source: Source) -> str:
     """Return what a source holds, in a word."""
-    return "vectors" if of_vectors(source.images.shape[1:]) else "images"
+    return {"vectors": "vectors", "tokens": "rows of tokens"}.get(kind_of(source.images.shape[1:]), "images")
 
 
 def describe(setup: Setup, partition: Partition, source: Source) -> str:
@@ -134,7 +147,7 @@ def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator
             "which they do not train."
         )
     tested = source.labels[np.concatenate(partition.test)]
-    if len(unknown := np.setdiff1d(source.labels[trained], tested)):
+    if source.task is CLASSES and len(unknown := np.setdiff1d(source.labels[trained], tested)):
         yield f"Nobody is tested on classes without test rows ({few(map(str, unknown))})."
 
 
@@ -284,7 +297,7 @@ class Bar(Progress):
                 training = sum(record["seconds"]["train"] for record in new if "seconds" in record)
                 self.update(
                     bar,
-                    accuracy=f"accuracy {100 * last['accuracy']['mean']:.1f} %",
+                    accuracy=task_of(last["accuracy"]).text(last["accuracy"]["mean"]),
                     speed=_speed(len(new), max(training, 1e-9)),
                 )
             self.update(bar, description=run, completed=self._completed(), computed=self.computed)

@@ -15,9 +15,10 @@ from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
-from jaxfl.models.zoo import GIVEN, MODELS
+from jaxfl.models.zoo import BUILT_FOR, MODELS
 from jaxfl.models.zoo import described as described_model
 from jaxfl.results.measures import titles
+from jaxfl.tasks import CLASSES, TASKS
 
 NAMED = {  # by their name in the plural, which `jaxfl list` takes
     "methods": registry.METHODS,
@@ -35,7 +36,7 @@ CHOICES = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, *
 
 def all_of(kind: str) -> RichTable:
     """Return the table of one kind in `NAMED`: names, what they are, and their options."""
-    heads = ("name", "what", "paper", "options of its own")
+    heads = ("name", "what", "paper", "tasks", "options of its own")
     if kind != "methods":
         heads = ("name", "what") if kind in WORDS else ("name", "what", "options")
     table = RichTable(*heads, title=kind.capitalize(), title_justify="left")
@@ -44,11 +45,17 @@ def all_of(kind: str) -> RichTable:
             table.add_row(name, found)
         elif isinstance(found, Method):
             own = [option for option in declared(found.config) if option not in declared(Training)]
-            table.add_row(name, found.summary, found.paper, ", ".join(own))
+            table.add_row(name, found.summary, found.paper, _tasks(found), ", ".join(own))
         else:
             own = ", ".join(f"{option.name}={option.default}" for option in options_of(found))
             table.add_row(name, _first_line(found), own)
     return table
+
+
+def _tasks(method: Method) -> str:
+    """Return the tasks of a method with its default options."""
+    needs = method.needs(method.config()) if callable(method.needs) else method.needs
+    return CLASSES.name if "classes" in needs else ", ".join(TASKS)
 
 
 def table_of(name: str) -> RichTable:
@@ -71,7 +78,7 @@ def options_of(found: Method | Callable) -> list[Described]:
     """Return the options of a method, a model, a partition, ..., a method's own ones first."""
     if isinstance(found, Method):
         return described(found.config)
-    builds = {*GIVEN} <= {*inspect.signature(found).parameters}  # a model
+    builds = {*BUILT_FOR} <= {*inspect.signature(found).parameters}  # a model
     return (described_model if builds else described)(found)
 
 

@@ -15,8 +15,16 @@ class DataOptions:
     dataset: str = "digits"
     """digits, a tensorflow-datasets name (cifar10, cifar100:coarse_label, emnist/byclass, ...), hf: with a
     name or a folder of a Hugging Face data set (hf:uoft-cs/cifar100,label=fine_label; further options image
-    and config), an .npz file of images or features, a folder with one sub-folder of images per class, or
+    and config), an .npz file of images, features, windows or tokens, a table (homes.csv,target=price, with
+    options client, without and missing), a folder with one sub-folder of images per class, or
     my.py:source. Each may end in ,classes=0-4+8: only these classes, numbered anew. docs/data.md"""
+    task: Literal["auto", "classes", "regression"] = "auto"
+    """What labels are: classes, or regression (one or several numbers). auto takes it from their type: words
+    and integers are classes, other numbers are of a regression. docs/tasks.md"""
+    normalise: Literal["auto", "channel", "feature", "none"] = "auto"
+    """By which mean and deviation, over the rows that clients train on, inputs are normalised: of each
+    channel, of each value on its own (feature), or not at all. auto: of each channel, which in vectors is
+    each feature; tokens are not normalised."""
     public: str = "auto"
     """Images that everybody sees: none, held-out (with share=0.1: of every class, taken from the clients), or
     another data set with size=NUMBER and labels=true where these mean the same: mnist,size=3000. auto:

@@ -39,9 +39,9 @@ class Trained(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """A client's score on its test rows."""
+    """A client's score on its test rows by its task, see `jaxfl.tasks.Task.each`, and their number."""
 
-    right: int
+    value: float
     rows: int
 
 
@@ -101,7 +101,8 @@ class Node:
         """Score what the client deploys after round `t` on its test rows; arguments are those of `train`."""
         state, key = self._with(sent, kept), streams(self.run_key).scores
         (score,) = evaluate(self.programs, self.federation, state, key, t, rounds)["personal"]
-        return Scored(int(score.right.sum()), int(score.rows.sum()))
+        rows = int(self.federation.groups[0].test_size[0])
+        return Scored(float(self.federation.task.each(score)[0]) if rows else 0.0, rows)
 
     def _with(self, sent: Arrays, kept: Arrays) -> Any:
         """Return the state with these leaves."""

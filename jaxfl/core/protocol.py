@@ -190,7 +190,8 @@ class Method(NamedTuple):
       paper: authors, year and where to find it; by default the first sentence after that.
       bibtex: BibTeX entries; by default those of references.bib.
       needs: names of what the method requires: "public" images, "validation" rows, "links" between clients,
-        equally many "features" in all networks. If the user chose none, the command provides them.
+        equally many "features" in all networks. If the user chose none, the command provides them. Or
+        "classes": the method refuses data for another task.
         ``config -> names`` where it depends on options.
       pictures: the method's own pictures, file name -> ``findings of the last round -> figure``.
     """

@@ -260,7 +260,7 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
             )
         require_call("predict", one.predict, "model", "shared", "own", "x")
         own = tree.one(one.stacked)
-        x = jax.ShapeDtypeStruct((IMAGES, *federation.images.shape[1:]), federation.mean.dtype)
+        x = model.examples(IMAGES)
         predict = own_code()(functools.partial(one.predict, model))
         scores = _shapes("predict", predict, one.shared, own, x)
         fits = getattr(scores, "shape", None) == (IMAGES, model.classes)

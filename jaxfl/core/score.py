@@ -1,8 +1,9 @@
-"""The definition of accuracy, the same for all methods.
+"""How clients' predictors are scored, the same for all methods.
 
-A client's accuracy is the share of its own rows that its own predictor gets right. Predictors come from
-the algorithm: `personal` (what clients deploy) and `receive` (what they start a round from, before local
-training). The rows are the client's test rows, or its validation rows.
+A client's score, such as the share of its own rows that its own predictor gets right, follows from what the
+task (`jaxfl.tasks`) counts of its predictions. Predictors come from the algorithm: `personal` (what clients
+deploy) and `receive` (what they start a round from, before local training). The rows are the client's test
+rows, or its validation rows.
 
 If all clients of a group use one model, it does not matter which client runs it on which rows. Then rows are
 dealt to the clients' places in full batches, and small clients cost no padding.
@@ -10,7 +11,7 @@ dealt to the clients' places in full batches, and small clients cost no padding.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,35 +21,6 @@ from jaxfl.core.client_map import clients_in, map_clients, per_group
 from jaxfl.core.examples import SWEPT, sweep
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
-
-
-class Score(NamedTuple):
-    """Counts of a client's rows by its predictor's answers; C classes as the data set numbers them.
-
-    Args:
-      right: (k, C) int32, test rows of each class that it gets right.
-      rows: (k, C) int32, test rows of each class.
-      predicted: (k, C) int32, test rows that it predicts as each class.
-      validated: (k,) int32, validation rows that it gets right.
-      validation_rows: (k,) int32, number of validation rows.
-      finite: (k,) bool, whether all scores on test rows are finite, or -inf, the logarithm of 0.
-    """
-
-    right: jax.Array
-    rows: jax.Array
-    predicted: jax.Array
-    validated: jax.Array
-    validation_rows: jax.Array
-    finite: jax.Array
-
-
-class Counts(NamedTuple):
-    """Counts of some rows of clients, their test or their validation rows; see `Score`."""
-
-    right: jax.Array
-    rows: jax.Array
-    predicted: jax.Array
-    finite: jax.Array
 
 
 class Places(NamedTuple):
@@ -75,7 +47,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
       cohort: the clients to score.
 
     Returns:
-      Per group a `Score`; an empty place has 0 of 0 rows.
+      Per group what `Task.scored` returns; an empty place has 0 rows.
     """
     return _score(partial(predictions, predictors, key, federation, cohort), federation, cohort)
 
@@ -93,12 +65,14 @@ def score_functions(functions: Mapping[int, Callable], federation: Federation, c
     """
 
     def given(group, slots, rows):
-        output, finite = np.zeros(rows.shape, np.int32), np.zeros(rows.shape, bool)
+        finite = np.zeros(rows.shape, bool)
+        form = _form_of_answers(federation, rows)
+        answers = np.zeros(form.shape, form.dtype)
         for place in np.flatnonzero(slots.mask):
             if function := functions.get(int(group.id[slots.index[place]])):
                 scores = np.asarray(function(federation.inputs(rows[place])))
-                output[place], finite[place] = scores.argmax(1), (scores < np.inf).all(1)
-        return output, finite
+                answers[place], finite[place] = federation.task.answer(scores), (scores < np.inf).all(1)
+        return answers, finite
 
     def answers(rows, sizes):
         return per_group(given, federation.groups, cohort.groups, rows)
@@ -111,24 +85,27 @@ def _score(answers: Callable, federation: Federation, cohort: Cohort) -> PerGrou
     clients = per_group(clients_in, federation.groups, cohort.groups)
 
     def counts(rows, sizes):
-        if rows[0].shape[1] == 0:  # no client has such rows
-            return per_group(_nothing, clients, sizes)
-        counted = partial(_counted, federation.labels)
-        return per_group(counted, clients, rows, sizes, answers(rows, sizes))
+        given = per_group(nothing, rows) if rows[0].shape[1] == 0 else answers(rows, sizes)
+        return per_group(partial(_counted, federation), clients, rows, sizes, given)
+
+    def nothing(rows):  # no client has such rows, and no network need be compiled
+        form = _form_of_answers(federation, rows)
+        return jnp.zeros(form.shape, form.dtype), jnp.zeros(rows.shape, bool)
 
     def of_group(client, test, validation):
-        return Score(
-            right=test.right,
-            rows=test.rows,
-            predicted=test.predicted,
-            validated=validation.right.sum(1, dtype=jnp.int32),
-            validation_rows=client.validation_size,
-            finite=test.finite,
-        )
+        (tested, finite), (validated, _) = test, validation
+        return federation.task.scored(tested, validated, client.validation_size, finite)
 
     test = counts([of.test_rows for of in clients], [of.test_size for of in clients])
     validation = counts([of.validation_rows for of in clients], [of.validation_size for of in clients])
     return per_group(of_group, clients, test, validation)
+
+
+def _form_of_answers(federation: Federation, rows) -> jax.ShapeDtypeStruct:
+    """Return the form of the answers on rows (k, m)."""
+    outputs = jax.ShapeDtypeStruct((rows.size, federation.models[0].classes), federation.mean.dtype)
+    form = jax.eval_shape(federation.task.answer, outputs)
+    return jax.ShapeDtypeStruct((*rows.shape, *form.shape[1:]), form.dtype)
 
 
 def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohort, rows, sizes) -> PerGroup:
@@ -143,8 +120,8 @@ def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohor
       sizes: per group (k,) int32, numbers of real rows.
 
     Returns:
-      Per group (k, m) int32, the output with the largest score, and (k, m) bool, whether all scores are
-      numbers; for padding anything.
+      Per group (k, m, ...), the task's answer, such as the output with the largest score, and (k, m) bool,
+      whether all scores are numbers; for padding anything.
     """
     one_model = not jax.tree.leaves([predictor.stacked for predictor in predictors])
     places = per_group(_dealt if one_model else _its_own, rows, sizes)
@@ -154,14 +131,18 @@ def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohor
 
         def answer(x):
             scores = predict(client.model, common, stacked, x)
-            return scores.argmax(1).astype(jnp.int32), (scores < jnp.inf).all(1)
+            return federation.task.answer(scores), (scores < jnp.inf).all(1)
 
         return sweep(answer, rows, size, federation)
 
     shared = per_group(lambda predictor: (predictor.predict, predictor.shared), predictors)
     own = per_group(lambda predictor, place: (predictor.stacked, place.rows, place.sizes), predictors, places)
     given = map_clients(client, key, federation, cohort, shared, own)
-    return per_group(lambda place, answer: tuple(leaf.ravel()[place.went] for leaf in answer), places, given)
+
+    def of_own(place, answer):
+        return tuple(leaf.reshape(-1, *leaf.shape[2:])[place.went] for leaf in answer)
+
+    return per_group(of_own, places, given)
 
 
 def likelihoods(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> PerGroup:
@@ -195,23 +176,13 @@ def likelihoods(predictors: PerGroup, key, federation: Federation, cohort: Cohor
     return map_clients(client, key, federation, cohort, shared, own)
 
 
-def _counted(labels, client, rows, sizes, answer) -> Counts:
-    """Count one group's answers by class."""
-    output, finite = answer
+def _counted(federation, client, rows, sizes, answer) -> tuple[Any, jax.Array]:
+    """Count one group's answers by the task, and say whether those of each client are finite."""
+    predicted, finite = answer
     real = jnp.arange(rows.shape[1], dtype=jnp.int32)[None] < sizes[:, None]
-    classes = jnp.arange(client.relabel.shape[1], dtype=jnp.int32)
-    is_class = (labels[rows][..., None] == classes[None, None]) & real[..., None]  # (k, m, C)
-    is_output = (output[..., None] == client.relabel[:, None]) & real[..., None]
-    right, of_class, taken_for = (
-        which.sum(1, dtype=jnp.int32) for which in (is_class & is_output, is_class, is_output)
-    )
-    return Counts(right, of_class, taken_for, (finite | ~real).all(1))
-
-
-def _nothing(client, sizes) -> Counts:
-    """Return counts of rows that no client has."""
-    none = jnp.zeros(client.relabel.shape, jnp.int32)
-    return Counts(none, none, none, sizes == 0)
+    std = federation.target and federation.target[1]
+    counts = federation.task.count(federation.labels[rows], client.relabel, std, predicted, real)
+    return counts, (finite | ~real).all(1)
 
 
 def _its_own(rows, sizes) -> Places:

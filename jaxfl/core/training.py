@@ -420,22 +420,14 @@ def forward(model: Model, weights: Weights, batch: Batch, key) -> tuple[jax.Arra
     return logits, weights.stats | stats
 
 
-def cross_entropy(model: Model, blocks: Collection[str] | None = None) -> Callable:
-    """Return the plain loss, softmax cross-entropy, with `blocks` (all by default) in training mode."""
+def task_loss(model: Model, blocks: Collection[str] | None = None) -> Callable:
+    """Return the task's loss, such as cross-entropy, with `blocks` (all by default) in training mode."""
     trains = model.names if blocks is None else tuple(blocks)
 
     def loss(weights, batch, key):
         logits, stats = model.apply(
             weights.params, weights.stats, batch.x, train=trains, key=key, mask=batch.mask
         )
-        values = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
-        return mean(values, batch), weights.stats | stats
+        return mean(model.task.losses(logits, batch.y), batch), weights.stats | stats
 
     return loss
-
-
-def count_correct(scores, labels, size):
-    """Count the correct predictions of the first `size` rows: scores (m, C), labels (m,) -> () int32."""
-    real = jnp.arange(len(labels), dtype=jnp.int32) < size
-    right = scores.argmax(1).astype(labels.dtype) == labels
-    return (right & real).sum(dtype=jnp.int32)

@@ -13,14 +13,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxfl.config.options import static
 from jaxfl.data.absent import ABSENT
 from jaxfl.data.normalisation import Moments, normalised, training_moments
-from jaxfl.data.partition import Partition
+from jaxfl.data.partition import Partition, counts_of
 from jaxfl.data.public import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
-from jaxfl.data.sources import Source
+from jaxfl.data.sources import Source, strata
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.machine import placement
 from jaxfl.machine.processes import agree
 from jaxfl.models.model import Model
+from jaxfl.tasks import CLASSES, Task
 
 PerGroup = tuple
 """A tuple with one entry per architecture, in the order of the groups of a `Federation`."""
@@ -40,7 +41,7 @@ class Client:
     test_rows: jax.Array  # (t,) int32
     test_size: jax.Array  # () int32
     relabel: jax.Array  # (classes,) int32, class -> the client's output; -1: not on this client
-    class_counts: jax.Array  # (outputs,) int32, training rows per output
+    class_counts: jax.Array  # (outputs,) int32, training rows per output; all of them for each of other tasks
     newcomer: jax.Array  # () bool, whether it takes part in no round and joins at the end; true without rows
     model: Model = static()
     federation: Any = None  # a `Federation`, of a client in a client map: its rows are of these images
@@ -50,7 +51,7 @@ class Batch(NamedTuple):
     """A mini-batch of one client; rows where `mask` is False are padding."""
 
     x: jax.Array  # (B, H, W, C) float, normalised
-    y: jax.Array  # (B,) int32, the client's own outputs
+    y: jax.Array  # (B,) int32, the client's own outputs; or what else its network is to put out, (B, k)
     mask: jax.Array  # (B,) bool
     position: jax.Array  # (B,) int32, places in the client's list of rows
 
@@ -69,7 +70,7 @@ class Federation:
 
     Attributes:
       images: (N, H, W, C), uint8 or float, stored once for all clients.
-      labels: (N,) int32.
+      labels: (N,) int32; targets are (N, k) float, standardised by `target`.
       mean, std: (1, 1, 1, C) float, moments of the images that clients train on, in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
       training_rows: (groups,) float, training rows of all clients of each group except newcomers.
@@ -83,6 +84,7 @@ class Federation:
         are (V,).
       initial: per architecture `ClientWeights`, the initial weights of some of its blocks; others are drawn.
         None if all are. A leaf that each client has of its own is in `own`, its mean in `shared`.
+      target: (k,) float, mean and standard deviation of the targets that clients train on; None for classes.
       apart: whether initial weights that clients keep are drawn for each of them, see
         `jaxfl.core.initial_weights`.
       alone: of one group of several, see `only`.
@@ -104,6 +106,7 @@ class Federation:
     labelled: bool = static(default=True)
     shift: Shift | None = None
     initial: PerGroup | None = None
+    target: tuple[jax.Array, jax.Array] | None = None
     apart: bool = static(default=False)
     alone: Alone | None = static(default=None)
     all_newcomers: PerGroup | None = None
@@ -167,14 +170,21 @@ class Federation:
         """Number of devices that share the clients."""
         return 1 if self.mesh is None else self.mesh.size
 
+    @property
+    def task(self) -> Task:
+        """What the outputs of all networks are for."""
+        return self.groups[0].model.task
+
     def rows_per_class(self) -> np.ndarray:
-        """Return training rows per client and class of the data set, (N, classes), in the order of groups."""
-        labels, counts = np.asarray(self.labels), []
+        """Return training rows per client and class of the data set, (N, classes), in the order of groups.
+
+        Tenths of a target stand for classes.
+        """
+        of_rows, held = strata(np.asarray(self.labels)), []
         for group in self.groups:
-            classes = group.relabel.shape[1]
             for rows, size in zip(np.asarray(group.rows), np.asarray(group.size), strict=True):
-                counts.append(np.bincount(labels[rows[:size]], minlength=classes))
-        return np.stack(counts)
+                held.append(of_rows[rows[:size]])
+        return counts_of(held, self.groups[0].relabel.shape[1])
 
     def replicate(self, tree, known: bool = False):
         """Put arrays on all devices, in full on each.
@@ -292,8 +302,8 @@ class Federation:
         return Batch(self.inputs(rows, transform), self.outputs(client, rows), mask, position)
 
     def outputs(self, client: Client, rows) -> jax.Array:
-        """Return the client's outputs for the labels of rows (B,): (B,) int32."""
-        return client.relabel[self.labels[rows]]
+        """Return what the client's network is to put out for rows (B,): outputs (B,) int32, or targets."""
+        return self.task.aim(self.labels[rows], client.relabel)
 
 
 def federate(
@@ -327,7 +337,7 @@ def federate(
         same number on each process.
     """
     _check(partition, models)
-    mean, std = moments or training_moments(source, partition.train)
+    mean, std, target = moments or training_moments(source, partition.train)
     dtype = jnp.result_type(float)
     images, labels, rows = source.images, source.labels, partition.public
     unified = labelled = _unified(partition)
@@ -335,6 +345,11 @@ def federate(
         rows = len(labels) + np.arange(len(public.labels))
         images, labels = np.concatenate([images, public.images]), np.concatenate([labels, public.labels])
         labelled = unified and public.labelled
+    if target is None:
+        labels = labels.astype(np.int32)
+    else:
+        target = tuple(moment.astype(dtype) for moment in target)
+        labels = normalised(labels, *target)
     class_counts, shift = _class_counts(source, partition), None
     if drawn is not None:
         partition, shift = shifted(partition, rows, drawn)
@@ -344,7 +359,7 @@ def federate(
     kept[...] = images
     federation = Federation(
         images=cast(Any, kept),  # NumPy's until `replicate` puts them on all devices at once
-        labels=cast(Any, labels.astype(np.int32)),
+        labels=cast(Any, labels),
         mean=jax.device_put(mean.astype(dtype)),
         std=jax.device_put(std.astype(dtype)),
         groups=groups,
@@ -356,6 +371,7 @@ def federate(
         unified=unified,
         labelled=labelled,
         shift=shift,
+        target=target and jax.device_put(target),
     )
     if not on_host:
         return federation.replicate(federation)
@@ -396,7 +412,7 @@ def without_data(
     """
     _check(partition, models)
     dtype = jnp.result_type(float)
-    mean, std = moments
+    mean, std, target = moments
     absent: Any = ABSENT
     groups = _groups(partition, models, absent)
     return Federation(
@@ -410,6 +426,7 @@ def without_data(
         links=_matrix(links),
         unified=_unified(partition),
         labelled=_unified(partition),
+        target=target and tuple(jnp.asarray(moment, dtype) for moment in target),
     )
 
 
@@ -438,7 +455,9 @@ def _unified(partition: Partition) -> bool:
 
 
 def _class_counts(source: Source, partition: Partition) -> np.ndarray:
-    """Return training rows per output, (clients, outputs) int32."""
+    """Return training rows per output, (clients, outputs) int32; every row has each of several targets."""
+    if source.task is not CLASSES:
+        return np.repeat([[len(rows)] for rows in partition.train], partition.outputs, 1).astype(np.int32)
     outputs = [own[source.labels[rows]] for own, rows in zip(partition.relabel, partition.train, strict=True)]
     return np.stack([np.bincount(y, minlength=partition.outputs) for y in outputs]).astype(np.int32)
 

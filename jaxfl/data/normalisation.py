@@ -1,30 +1,77 @@
-"""Normalisation of images by mean and spread of each channel of the images that clients train on."""
+"""Normalisation of images, and of targets, by the mean and spread of those that clients train on."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxfl.data.sources import Source
+from jaxfl.errors import JaxflError
+from jaxfl.tasks import REGRESSION
 
-Moments = tuple[np.ndarray, np.ndarray]  # mean and standard deviation, (1, 1, 1, C)
+Pair = tuple[np.ndarray, np.ndarray]  # mean and standard deviation
 
 
-def training_moments(source: Source, train: Sequence[np.ndarray]) -> Moments:
-    """Return the `moments` of the images that clients train on, each counted once; `train` has their rows.
+class Moments(NamedTuple):
+    """What a run normalises by, in raw units.
+
+    Args:
+      mean, std: (1, 1, 1, C), of the channels of images, or (1, H, W, C), of each value on its own.
+      target: mean and deviation (k,) of the targets; None for classes.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    target: Pair | None = None
+
+
+def training_moments(source: Source, train: Sequence[np.ndarray], normalise: str = "auto") -> Moments:
+    """Return the moments of the rows that clients train on, each counted once; `train` has these.
 
     No other row has an effect on them: neither those for validation and testing, nor public or unused ones.
+
+    Args:
+      source: the data.
+      train: per client the rows that it trains on.
+      normalise: of what inputs have moments, see `moments`.
+
+    Raises:
+      JaxflError: if tokens are to be normalised.
     """
-    return moments(source.images, np.unique(np.concatenate(train)))
+    if source.vocabulary and normalise in ("channel", "feature"):
+        raise JaxflError(
+            f"--normalise {normalise}: {source.name} holds tokens, which are no amounts; leave it out."
+        )
+    rows = np.unique(np.concatenate(train))
+    target = None
+    if source.task is REGRESSION:
+        known = source.labels[rows].astype(float)
+        target = known.mean(0), np.where(np.ptp(known, 0) > 0, known.std(0), 1)
+    return Moments(*moments(source.images, rows, normalise), target)
 
 
-def moments(images: np.ndarray, rows: np.ndarray) -> Moments:
-    """Return mean and standard deviation of some images' channels as float64; 1 where one is constant."""
+def moments(images: np.ndarray, rows: np.ndarray, normalise: str = "auto") -> Pair:
+    """Return mean and standard deviation of some images as float64; 1 where values are constant.
+
+    Args:
+      images: (N, H, W, C), or tokens (N, T), which have 0 and 1: they are not normalised.
+      rows: those that count.
+      normalise: "channel" and "auto" are of each channel, "feature" of each value on its own; "none" is 0
+        and 1.
+    """
+    if normalise == "none" or images.dtype == np.int32:
+        channels = 1 if images.dtype == np.int32 else images.shape[-1]
+        return np.zeros((1, 1, 1, channels)), np.ones((1, 1, 1, channels))
+    if normalise == "feature":
+        flat, shape = images.reshape(len(images), 1, 1, -1), (1, *images.shape[1:])
+        mean, std = moments(flat, rows)
+        return mean.reshape(shape), std.reshape(shape)
     few = np.array_split(rows, -(-len(rows) // 1024))  # as float64, all would not fit in memory
     mean, variance = (_of_bytes if images.dtype == np.uint8 else _of_numbers)(images, few)
     return mean, np.where(variance > 0, np.sqrt(variance), 1)
 
 
-def _of_bytes(images: np.ndarray, few: list[np.ndarray]) -> Moments:
+def _of_bytes(images: np.ndarray, few: list[np.ndarray]) -> Pair:
     """Return mean and variance from the counts of each value, so that no image becomes float64."""
 
     def occurrences(rows):
@@ -37,7 +84,7 @@ def _of_bytes(images: np.ndarray, few: list[np.ndarray]) -> Moments:
     return mean[None, None, None], variance[None, None, None]
 
 
-def _of_numbers(images: np.ndarray, few: list[np.ndarray]) -> Moments:
+def _of_numbers(images: np.ndarray, few: list[np.ndarray]) -> Pair:
     count = sum(map(len, few)) * np.prod(images.shape[1:3])
 
     def average(f):
@@ -49,5 +96,10 @@ def _of_numbers(images: np.ndarray, few: list[np.ndarray]) -> Moments:
 
 
 def normalised(images, mean, std):
-    """Normalise images (B, H, W, C) in raw units for networks; mean and std are (1, 1, 1, C)."""
+    """Normalise images (B, H, W, C) in raw units for networks, and leave tokens (B, T) int32 as they are.
+
+    mean and std are (1, 1, 1, C).
+    """
+    if images.dtype == np.int32:
+        return images
     return (images.astype(mean.dtype) - mean) / std

@@ -49,22 +49,30 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-KINDS = {"images": "(N, H, W) or (N, H, W, C)", "features": "(N, d)", "windows": "(N, T, C)"}
-AXES = {"images": (3, 4), "features": (2,), "windows": (3,)}
+KINDS = {
+    "images": "(N, H, W) or (N, H, W, C)",
+    "features": "(N, d)",
+    "windows": "(N, T, C)",
+    "tokens": "(N, T)",
+}
+AXES = {"images": (3, 4), "features": (2,), "windows": (3,), "tokens": (2,)}
 
 
-def read_source(name: str, path: Path, labelled: bool = True) -> Source:
-    """Read labelled images, vectors or windows of signals.
+def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto") -> Source:
+    """Read labelled images, vectors, windows of signals or tokens.
 
     The arrays are ``images`` (N, H, W) or (N, H, W, C), uint8 or float, or in their place ``features``
-    (N, d) or ``windows`` (N, T, C), also integers; ``labels`` (N,) that number the classes 0, 1, 2, ...
-    without a gap, or are words; and optionally ``split`` (N,), either the words "train" and "test" or True
-    for a training row. Every further array (N,) of integers or words is a column.
+    (N, d) or ``windows`` (N, T, C), also integers, or ``tokens`` (N, T), whole numbers from 0, with
+    ``lengths`` (N,), how many of each row are real, if some are shorter; ``labels`` (N,) that number the
+    classes 0, 1, 2, ... without a gap, or are words, or floats (N,) or (N, k) of a regression; and optionally
+    ``split`` (N,), either the words "train" and "test" or True for a training row. Every further array (N,)
+    of integers or words is a column.
 
     Args:
       name: of the source.
       path: of the file.
       labelled: whether images must have labels; if not and there are none, all are training rows of class 0.
+      task: see `from_arrays`.
 
     Raises:
       JaxflError: if the file cannot be read, lacks an array, or `from_arrays` refuses one.
@@ -77,7 +85,7 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
         arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[kind])), int)
         arrays.setdefault("split", np.ones(len(arrays["labels"]), bool))
     if missing := [what for what in ("labels", kind) if what not in arrays]:
-        lacks = " and ".join(missing).replace("images", "images, features or windows")
+        lacks = " and ".join(missing).replace("images", "images, features, windows or tokens")
         raise JaxflError(
             f"{path} lacks {lacks}; it holds {', '.join(arrays) or 'nothing'}; give its arrays these names."
         )
@@ -88,7 +96,30 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
     if kind == "windows":  # images of a single row
         examples = examples[:, None]
         examples = examples.astype(np.float32) if examples.dtype.kind in "biu" else examples
+    vocabulary = 0
+    if kind == "tokens":
+        vocabulary = int(examples.max(initial=0)) + 1 if examples.dtype.kind in "iu" else 1
+        if "lengths" in arrays:
+            examples = _ended(path, examples, arrays.pop("lengths"))
     if split is not None and np.isin(split, ("train", "test")).all():
         split = split == "train"
     columns = {key: values for key, values in arrays.items() if is_column(values, len(examples))}
-    return from_arrays(name, examples, labels, split, len(np.unique(labels)), columns)
+    return from_arrays(
+        name, examples, labels, split, len(np.unique(labels)), columns, vocabulary=vocabulary, task=task
+    )
+
+
+def _ended(path: Path, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return tokens (N, T) with -1 after the first ones of each row, as many as lengths (N,) say."""
+    rows, longest = tokens.shape
+    if lengths.shape != (rows,) or lengths.dtype.kind not in "iu":
+        raise JaxflError(
+            f"{path}: lengths are {lengths.dtype} of shape {lengths.shape}; give each of {rows} rows of "
+            "tokens a whole number."
+        )
+    if not (empty := lengths < 1).any() and lengths.max() <= longest:
+        return np.where(np.arange(longest) < lengths[:, None], tokens, -1)
+    raise JaxflError(
+        f"{path}: lengths run from {lengths.min()} to {lengths.max()}, but a row has 1 to {longest} tokens; "
+        + (f"leave out the {empty.sum()} empty texts." if empty.any() else "correct them.")
+    )

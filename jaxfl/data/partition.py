@@ -2,7 +2,7 @@
 
 import contextlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.data.generators import LABELS, MOST, PUBLIC, ROWS, TEST, VALIDATION, generator
-from jaxfl.data.sources import Source
+from jaxfl.data.sources import Source, strata
 from jaxfl.errors import JaxflError
 from jaxfl.machine.files import writing
+from jaxfl.tasks import CLASSES, require_classes
 
 PARTS = ("train", "validation", "test")
 
@@ -41,14 +42,20 @@ class Partition(NamedTuple):
     names: tuple[str, ...] = ()
 
     def counts(self, labels: np.ndarray) -> np.ndarray:
-        """Return training rows per client and class, (clients, classes), for the source's labels (N,)."""
-        classes = self.relabel.shape[1]
-        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in self.train])
+        """Return training rows per client and class, or tenth of a target, see `counts_of`."""
+        of_rows = strata(labels)
+        return counts_of([of_rows[rows] for rows in self.train], self.relabel.shape[1])
 
     @property
     def rows(self) -> np.ndarray:
         """All rows in use, each once."""
         return np.unique(np.concatenate([*self.train, *self.validation, *self.test, self.public]))
+
+
+def counts_of(held: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """Return how many rows each client has of each of at least so many classes, (clients, classes)."""
+    classes = max([classes, *(rows.max() + 1 for rows in held if len(rows))])
+    return np.stack([np.bincount(rows, minlength=classes) for rows in held])
 
 
 def divide(
@@ -105,16 +112,19 @@ def divide(
     )
     of_test = _never_trained_on(source, test)
     trainable = _rows_to_train_on(source, of_test, without)
-    held_out = _of_every_class(trainable, source.labels, public, public_rng)
+    if labels != "unified":
+        require_classes(source.task, f"--labels {labels}")
+    classes = strata(source.labels)
+    held_out = _of_every_class(trainable, classes, public, public_rng)
     pool = np.setdiff1d(np.arange(len(of_test)), without) if test == "split" else trainable
-    values = source.labels if by is None else by
+    values = classes if by is None else by
     held = _shared_out(np.setdiff1d(pool, held_out), partitioner, clients, values, row_rng)
     everything = [np.arange(source.classes)] * len(held)
-    known = [np.unique(source.labels[rows]) for rows in held] if test == "source" else everything
+    known = [np.unique(classes[rows]) for rows in held] if test == "source" else everything
     if test == "source":
-        train, tested = held, [_source_test(source, classes, max_test, test_rng) for classes in known]
+        train, tested = held, [_source_test(source, own, max_test, test_rng) for own in known]
     elif test == "all":
-        train, tested = held, [_source_test(source, everything[0], max_test, test_rng)] * len(held)
+        train, tested = held, [_source_test(source, np.unique(classes), max_test, test_rng)] * len(held)
     else:
         train, tested = _own_test(held, of_test, test_fraction, max_test, test_rng)
     if max_train is not None:
@@ -250,8 +260,8 @@ def _source_test(source: Source, classes: np.ndarray, most: int | None, rng) -> 
 
     Classes without test rows have no part in this.
     """
-    rows = np.flatnonzero(~source.train)
-    by_class = [rng.permutation(rows[source.labels[rows] == c]) for c in classes]
+    rows, of_rows = np.flatnonzero(~source.train), strata(source.labels)
+    by_class = [rng.permutation(rows[of_rows[rows] == c]) for c in classes]
     found = [of_class for of_class in by_class if len(of_class)]
     if not found:
         raise JaxflError(
@@ -391,11 +401,15 @@ def load(path: str | Path, source: Source) -> Partition:
         if max(rows.max(initial=0) for rows in part) >= len(source.labels):
             raise _foreign(path)
     for part in PARTS:
-        rows = getattr(partition, part)
-        owners = zip(partition.relabel, rows, strict=True)
-        if any((known[source.labels[own]] < 0).any() for known, own in owners):
+        owners = zip(partition.relabel, getattr(partition, part), strict=True)
+        if any(lacks_class(known, source, own) for known, own in owners):
             raise _foreign(path)
     return partition
+
+
+def lacks_class(known: np.ndarray, source: Source, rows: np.ndarray) -> bool:
+    """Return whether rows have a class without an output in `known` (classes,), see `Partition.relabel`."""
+    return source.task is CLASSES and bool((known[source.labels[rows]] < 0).any())
 
 
 def read(path: str | Path) -> Partition:
@@ -457,4 +471,4 @@ def checksum(source: Source) -> int:
 
 def checksum_of(labels: np.ndarray) -> int:
     """Return a checksum of labels in their order."""
-    return zlib.crc32(labels.astype(np.int32).tobytes())
+    return zlib.crc32(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32).tobytes())

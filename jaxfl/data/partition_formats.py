@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import plain_pickles
-from jaxfl.data.normalisation import training_moments
-from jaxfl.data.partition import PARTS, Partition, checksum_of, require_everyone
+from jaxfl.data.normalisation import Moments
+from jaxfl.data.partition import PARTS, Partition, checksum_of, lacks_class, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, numbers, of_vectors
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.files import unreadable, writing
+from jaxfl.tasks import require_classes
 
 KEYS = dict(zip(PARTS, ("train", "val", "test"), strict=True))  # of a client's rows, as FL-bench has them
 
@@ -90,7 +91,7 @@ def read(path: Path, source: Source) -> Partition:
         relabel = _numbered(path, about["relabel"], relabel.shape)
         for client, (known, *own) in enumerate(zip(relabel, *parts.values(), strict=True)):
             used = known[known >= 0]
-            if (known[source.labels[np.concatenate(own)]] < 0).any() or len(set(used)) < len(used):
+            if lacks_class(known, source, np.concatenate(own)) or len(set(used)) < len(used):
                 raise JaxflError(
                     f"{path}: relabel gives client {client} no number for one of its classes, or two classes "
                     "the same number; number its classes from 0."
@@ -168,7 +169,9 @@ def require(forms: Sequence[str], partition: Partition) -> None:
         )
 
 
-def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, drawn: Drawn | None) -> None:
+def write_pfllib(
+    folder: Path, partition: Partition, source: Source, name: str, drawn: Drawn | None, moments: Moments
+) -> None:
     """Write clients' data as PFLlib's folder of a data set: config.json, train/0.npz, test/0.npz, ...
 
     Images are (n, C, H, W), as clients see them and normalised as jaxfl does; vectors are (n, d). Labels are
@@ -180,12 +183,14 @@ def write_pfllib(folder: Path, partition: Partition, source: Source, name: str, 
       source: data that it divides.
       name: name of the partition.
       drawn: shift of each client's images, if any.
+      moments: by which images are normalised.
 
     Raises:
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
     """
     require(["pfllib"], partition)
-    mean, std = training_moments(source, partition.train)
+    require_classes(source.task, "PFLlib's folder of a data set")
+    mean, std, _ = moments
     sizes = []
     with writing(folder):
         for client, relabel in enumerate(partition.relabel):

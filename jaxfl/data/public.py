@@ -10,6 +10,7 @@ from jaxfl.data.colour import grey
 from jaxfl.data.generators import OTHER_PUBLIC, generator
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError
+from jaxfl.tasks import CLASSES
 
 
 class Public(NamedTuple):
@@ -17,7 +18,7 @@ class Public(NamedTuple):
 
     Attributes:
       images: (P, H, W, C) of the source's size and dtype.
-      labels: (P,) int32.
+      labels: (P, ...) of the source's type.
       labelled: whether the labels mean what the clients' do; otherwise they are not used.
     """
 
@@ -53,6 +54,11 @@ def adapt(
     Raises:
       JaxflError: if there are too few images, or channels, range of values or number of classes do not fit.
     """
+    if other.vocabulary or source.vocabulary:
+        raise JaxflError(
+            f"--public {other.name}: tokens of another set do not mean the same; take --public held-out, "
+            "some of the clients' own set."
+        )
     rows = generator(seed, OTHER_PUBLIC).permutation(np.flatnonzero(other.train))
     if not len(rows):
         raise JaxflError(f"--public {other.name} has no training images to draw from; take another set.")
@@ -70,10 +76,10 @@ def adapt(
             f"{other.name} has {len(rows)} training images to use as public ones; size= must lie in [1, "
             f"{len(rows)}], but is {size}."
         )
-    if labels and other.classes != source.classes:
+    if labels and (other.task, other.classes) != (source.task, source.classes):
         raise JaxflError(
-            f"The public images of {other.name} have {other.classes} classes and the clients' "
-            f"{source.classes}, so their labels do not mean the same; leave out labels=true."
+            f"The public images of {other.name} have {_labels_of(other)} and the clients' "
+            f"{_labels_of(source)}, so their labels do not mean the same; leave out labels=true."
         )
     shapes = other.images.shape[1:], source.images.shape[1:]
     if any(map(of_vectors, shapes)) and shapes[0] != shapes[1]:
@@ -89,7 +95,14 @@ def adapt(
         )
     rows = rows[:size]
     images = np.concatenate([_adapted(part, other, source) for part in _parts(rows)])
-    return Public(images, other.labels[rows], labels)
+    known = other.labels[rows]
+    if other.task is not source.task:
+        known = np.zeros((len(rows), *source.labels.shape[1:]), source.labels.dtype)
+    return Public(images, known, labels)
+
+
+def _labels_of(source: Source) -> str:
+    return f"{source.classes} {'classes' if source.task is CLASSES else 'targets'}"
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.values import as_path
-from jaxfl.data import folder, hf, npz, pfllib, tfds
+from jaxfl.data import folder, hf, npz, pfllib, tables, tfds
 from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
@@ -22,36 +22,44 @@ SOME = re.compile(rf"(.*?)\s*,\s*{CLASSES}\s*=([^,/]*)(|,.*)")  # a path does no
 DIGITS = Path(__file__).with_name("digits.npz")
 
 
+class How(NamedTuple):
+    """How a data set is read; the arguments of `load`."""
+
+    data_dir: Path | None
+    labelled: bool
+    task: str
+
+
 class Reader(NamedTuple):
     """What reads one kind of data source.
 
     Attributes:
       examples: names of such sources, and what they are.
       takes: ``name -> bool``, whether a name is that of such a source.
-      read: ``(name, data_dir, labelled) -> Source``, see `load`; most kinds need no folder and have labels.
+      read: ``(name, how) -> Source``, see `load`; most kinds need no folder, and have labels of classes.
       absolute: ``name -> name`` of the same source in every directory.
       options: names of the options that such a name may have, besides ``classes``.
     """
 
     examples: Mapping[str, str]
     takes: Callable[[str], bool]
-    read: Callable[[str, Path | None, bool], Source]
+    read: Callable[[str, How], Source]
     absolute: Callable[[str], str] = lambda name: name
     options: Collection[str] = ()
 
 
-def _read_own(name: str, data_dir: Path | None, labelled: bool) -> Source:
+def _read_own(name: str, how: How) -> Source:
     """Call the user's function for a `Source`."""
     function = choices.lookup("data set", {}, name)
     require_call(name.partition(":")[0], function, "data_dir")
     with own_code():
-        made = function(data_dir)
+        made = function(how.data_dir)
     if not isinstance(made, Source):
         raise JaxflError(f"{name} returns a {type(made).__name__}, not a jaxfl.data.sources.Source.")
-    return from_arrays(*made)
+    return from_arrays(*made, task=how.task)
 
 
-def _read_prepared(name: str, data_dir: Path | None, labelled: bool) -> Source:
+def _read_prepared(name: str, how: How) -> Source:
     """Read a set of tensorflow-datasets, unless a file is meant."""
     path = as_path(name)
     if path.suffix and path.is_file():
@@ -60,17 +68,20 @@ def _read_prepared(name: str, data_dir: Path | None, labelled: bool) -> Source:
             "or features, and labels."
         )
     return kept(
-        name, f"{name} {data_dir}", tfds.files(name, data_dir), lambda: tfds.read_source(name, data_dir)
+        name,
+        f"{name} {how.data_dir}",
+        tfds.files(name, how.data_dir),
+        lambda: tfds.read_source(name, how.data_dir),
     )
 
 
-def _read_folder(name: str, data_dir: Path | None, labelled: bool) -> Source:
+def _read_folder(name: str, how: How) -> Source:
     path = as_path(name)
-    how = f"{path.resolve()} {labelled}"
-    return kept(name, how, below(path), lambda: folder.read_source(name, path, labelled))
+    told = f"{path.resolve()} {how.labelled}"
+    return kept(name, told, below(path), lambda: folder.read_source(name, path, how.labelled))
 
 
-def _read_pfllib(name: str, data_dir: Path | None, labelled: bool) -> Source:
+def _read_pfllib(name: str, how: How) -> Source:
     path = as_path(name.removeprefix(pfllib.PREFIX))
     return kept(name, f"{pfllib.PREFIX}{path.resolve()}", below(path), lambda: pfllib.read_source(name, path))
 
@@ -83,7 +94,7 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     Reader(
         {"digits": "1,797 handwritten digits, 8x8, ten classes; comes with jaxfl"},
         takes=lambda name: name == "digits",
-        read=lambda name, data_dir, labelled: npz.read_source(name, DIGITS),
+        read=lambda name, how: npz.read_source(name, DIGITS),
     ),
     Reader(
         {
@@ -91,7 +102,7 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
             "hf:path/to/folder": "one in a folder: of save_to_disk, of parquet files, ...",
         },
         takes=lambda name: name.startswith(hf.PREFIX),
-        read=lambda name, data_dir, labelled: hf.read_source(name),
+        read=lambda name, how: hf.read_source(name),
         absolute=hf.absolute,
         options=hf.OPTIONS,
     ),
@@ -103,12 +114,22 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     ),
     Reader(
         {
-            "path/to/file.npz": "arrays images (N, H, W[, C]), features (N, d) or windows (N, T, C), "
-            "labels (N,), and perhaps split"
+            "path/to/file.npz": "arrays images (N, H, W[, C]), features (N, d), windows (N, T, C) or tokens "
+            "(N, T), labels (N,), and perhaps split"
         },
         takes=lambda name: name.endswith(".npz"),
-        read=lambda name, data_dir, labelled: npz.read_source(name, as_path(name), labelled),
+        read=lambda name, how: npz.read_source(name, as_path(name), how.labelled, how.task),
         absolute=_resolved,
+    ),
+    Reader(
+        {
+            "path/to/file.csv,target=COLUMN": "a table with named columns, or a .parquet; with options: "
+            "client, without, missing=drop"
+        },
+        takes=tables.takes,
+        read=lambda name, how: tables.read_source(name, how.task),
+        absolute=tables.absolute,
+        options=tables.OPTIONS,
     ),
     Reader(
         {"path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/"},
@@ -170,7 +191,7 @@ def absolute(name: str) -> str:
     return found if chosen is None else f"{found},{CLASSES}={chosen}"
 
 
-def load(name: str, data_dir: Path | None = None, labelled: bool = True) -> Source:
+def load(name: str, data_dir: Path | None = None, labelled: bool = True, task: str = "auto") -> Source:
     """Load a data set by its name or path.
 
     Args:
@@ -178,13 +199,21 @@ def load(name: str, data_dir: Path | None = None, labelled: bool = True) -> Sour
       data_dir: folder of tensorflow-datasets' sets, ``~/tensorflow_datasets`` by default.
       labelled: whether images must have labels. If not, an ``.npz`` may lack them, and a folder may hold
         images without sub-folders: all are training rows of class 0 then.
+      task: what labels are, a name in `jaxfl.tasks.TASKS`; "auto" takes it from their type.
 
     Returns:
       The source. Without a test part, a fixed stratified fifth of the rows becomes it.
 
     Raises:
-      JaxflError: if the data set is unknown, not prepared, unreadable or malformed, or lacks a class.
+      JaxflError: if the data set is unknown, not prepared, unreadable or malformed, lacks a class, or
+        has labels for another task.
     """
     everything, chosen = whole(name)
-    source = reader_of(everything).read(everything, data_dir, labelled or chosen is not None)
+    how = How(data_dir, labelled or chosen is not None, task)
+    source = reader_of(everything).read(everything, how)
+    if task not in ("auto", source.task.name):
+        raise JaxflError(
+            f"--task {task}: {name} has labels for {source.task.name}: {source.task.what}; leave it out, or "
+            "write an .npz file."
+        )
     return source if chosen is None else of_classes(source, chosen)._replace(name=name)

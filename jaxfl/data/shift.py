@@ -21,6 +21,7 @@ from jaxfl.config.options import static
 from jaxfl.data.colour import with_hue
 from jaxfl.data.partition import PARTS, Partition
 from jaxfl.data.rotation import turned
+from jaxfl.data.sources import kind_of
 from jaxfl.errors import JaxflError
 
 
@@ -158,15 +159,16 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
       JaxflError: naming the data set `name`.
     """
     for kind in kinds:
+        if len(shape) == 1:
+            raise JaxflError(f"--shift {kind} changes images, but {name} holds tokens; leave it out.")
         if kind == "colour" and shape[-1] != 3:
             raise JaxflError(
                 f"--shift colour moves the hue of red, green and blue, but the number of channels of {name} "
                 f"is {shape[-1]}; take rotate or noise."
             )
         if kind in ("rotate", "colour") and 1 in shape[:2]:
-            what = "vectors" if tuple(shape[:2]) == (1, 1) else f"windows of {max(shape[:2])} steps"
             does = {"rotate": "turns", "colour": "moves the hue of"}[kind]
-            raise JaxflError(f"--shift {kind} {does} images, but {name} holds {what}; take noise.")
+            raise JaxflError(f"--shift {kind} {does} images, but {name} holds {kind_of(shape)}; take noise.")
 
 
 def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Partition, Shift]:

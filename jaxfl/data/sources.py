@@ -1,4 +1,4 @@
-"""Labelled images in memory, which `from_arrays` checks and brings into order for every reader."""
+"""Labelled examples in memory, which `from_arrays` checks and brings into order for every reader."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,27 +8,31 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.tasks import CLASSES, REGRESSION, TASKS, Task, require_classes
 
 MOST_CLASSES = 100_000  # more are a slip: every client has an entry for each
+TENTHS = 10
 
 
 class Source(NamedTuple):
     """Labelled images in memory, the training images first, then the test images.
 
-    Vectors are images of a single pixel, whose channels are the features: (N, 1, 1, d).
+    Vectors are images of a single pixel, whose channels are the features: (N, 1, 1, d). Tokens are (N, T)
+    int32, -1 after the end of a row.
 
     Attributes:
       name: name by which it was loaded.
-      images: (N, H, W, C), uint8, or float32 for all other types.
-      labels: (N,) int32 in 0..classes-1.
+      images: (N, H, W, C), uint8, or float32 for all other types; tokens (N, T) int32.
+      labels: (N,) int32 in 0..classes-1; targets of a regression are (N, classes) float32.
       train: (N,) bool, True where the source calls the row a training row.
-      classes: number of classes; one may have no rows.
+      classes: number of classes, one may have no rows; of a regression the number of targets.
       columns: further values of every row, (N,) integers or words by name, such as its owner or device.
       numbers: (N,) int, number of every row where it came from, before training images were put first, and
         others perhaps left out; None where that is the same.
       divided: whether the data themselves say which rows are for testing; if not, `train` leaves a fixed
         fifth out.
       class_names: a word for each class, or none.
+      vocabulary: number of different tokens, 0, 1, 2, ...; 0 if the rows are no tokens.
     """
 
     name: str
@@ -40,11 +44,38 @@ class Source(NamedTuple):
     numbers: np.ndarray | None = None
     divided: bool = True
     class_names: tuple[str, ...] = ()
+    vocabulary: int = 0
+
+    @property
+    def task(self) -> Task:
+        """What labels are."""
+        return REGRESSION if self.labels.dtype.kind == "f" else CLASSES
+
+
+def strata(labels: np.ndarray) -> np.ndarray:
+    """Return the stratum of every row (N,) int32: its class, or the tenth in which its (first) target lies.
+
+    Whatever is divided by class is divided by these: clients' rows, test rows, public rows.
+    """
+    if labels.dtype.kind != "f":
+        return labels
+    first = labels[:, 0]
+    ends = np.unique(np.quantile(first, np.arange(1, TENTHS) / TENTHS))
+    return np.unique(np.searchsorted(ends, first, "right"), return_inverse=True)[1].astype(np.int32)
 
 
 def of_vectors(shape: Sequence[int]) -> bool:
     """Return whether shape (H, W, C) is that of vectors: a single pixel, whose channels are the features."""
-    return tuple(shape[:2]) == (1, 1)
+    return tuple(shape[:2]) == (1, 1) and len(shape) == 3
+
+
+def kind_of(shape: Sequence[int]) -> str:
+    """Return in words what examples of a shape are: images, vectors, windows of a signal, or tokens."""
+    if len(shape) == 1:
+        return "tokens"
+    if of_vectors(shape):
+        return "vectors"
+    return f"windows of {max(shape[:2])} steps" if 1 in shape[:2] else "images"
 
 
 def numbers(source: Source) -> np.ndarray:
@@ -91,6 +122,7 @@ def of_classes(source: Source, chosen: str) -> Source:
     Raises:
       JaxflError: if this is not such a text, or names a class twice or one that is not there.
     """
+    require_classes(source.task, f"{source.name}: classes={chosen}")
     try:
         classes = numbered(chosen)
     except JaxflError as error:
@@ -139,40 +171,50 @@ def from_arrays(
     numbers: np.ndarray | None = None,
     divided: bool = True,
     class_names: Sequence[str] = (),
+    vocabulary: int = 0,
+    task: str = "auto",
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
 
     Args:
       name: name of the source.
-      images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float.
-      labels: (N,) integers in 0..classes-1; or words, which are numbered in their order and name the classes.
+      images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float;
+        or, with a vocabulary, tokens (N, T).
+      labels: (N,) integers in 0..classes-1; or words, which are numbered in their order and name the classes;
+        or for a regression floats (N,) or (N, targets).
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing, which
         may have no row of a small class.
-      classes: number of classes.
+      classes: number of classes; of a regression it is not read.
       columns: further values of every row, (N,) integers or words by name.
       numbers: (N,) int, number of every row where it came from; None where these are 0, 1, 2, ...
       divided: whether the data say themselves which rows are for testing, and `train` was not made up.
       class_names: a word for each class, or none.
+      vocabulary: number of different tokens, if the rows are tokens.
+      task: a name in `TASKS`; "auto" says it by the labels' type: floats are targets of a regression.
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
     """
-    images = _checked_images(name, _array(name, "images", images))
+    images = _array(name, "images", images)
+    images = _checked_tokens(name, images, vocabulary) if vocabulary else _checked_images(name, images)
+    labels = _array(name, "labels", labels)
+    if _task(name, labels, task) is REGRESSION:
+        labels, class_names = _checked_targets(name, labels, len(images)), ()
+        classes = labels.shape[1]
     if not isinstance(classes, int | np.integer) or classes > MOST_CLASSES:
         raise JaxflError(
             f"{name}: classes must be the number of classes, at most {MOST_CLASSES:,}, but is {classes!r}."
         )
-    labels = _array(name, "labels", labels)
     if labels.dtype.kind in "SU" and labels.ndim == 1:
         require_everywhere(name, "labels", labels)
         words, labels = np.unique(labels.astype(str), return_inverse=True)
         class_names, classes = words.tolist(), len(words)
     if class_names and len(class_names) != classes:
         raise JaxflError(f"{name} names {len(class_names)} of {classes} classes; name all of them.")
-    labels = _checked_labels(name, labels, len(images), classes)
+    labels = labels if labels.dtype.kind == "f" else _checked_labels(name, labels, len(images), classes)
     if train is None:
-        train, divided = ~_stratified_fifth(labels), False
-    elif (train := _array(name, "train", train)).dtype != bool or train.shape != labels.shape:
+        train, divided = ~_stratified_fifth(strata(labels)), False
+    elif (train := _array(name, "train", train)).dtype != bool or train.shape != labels.shape[:1]:
         raise JaxflError(
             f'{name}: split (train of a Source) must say "train" or "test", or True for training, once '
             "per label."
@@ -184,7 +226,7 @@ def from_arrays(
     numbers = _array(name, "numbers", numbers)
     if (
         numbers.dtype.kind not in "iu"
-        or numbers.shape != labels.shape
+        or numbers.shape != labels.shape[:1]
         or len(np.unique(numbers)) < len(labels)
     ):
         raise JaxflError(
@@ -195,9 +237,8 @@ def from_arrays(
     came_from = numbers[order]
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
-    return Source(
-        name, images[order], labels[order], train[order], classes, columns, moved, divided, class_names
-    )
+    arrays = images[order], labels[order], train[order]
+    return Source(name, *arrays, classes, columns, moved, divided, class_names, vocabulary)
 
 
 def _array(name: str, what: str, values) -> np.ndarray:
@@ -241,6 +282,63 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     if not np.isfinite(images).all():
         raise JaxflError(f"{name} has NaN or infinite values (as float32) among its examples; replace them.")
     return images
+
+
+def _checked_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    if tokens.ndim != 2 or not tokens.size or tokens.dtype.kind not in "iu":
+        raise JaxflError(
+            f"{name}: tokens are {tokens.dtype} of shape {tokens.shape}, not whole numbers (N, T) with at "
+            "least one of each."
+        )
+    if tokens.max() >= vocabulary or tokens.min() < -1:
+        raise JaxflError(
+            f"{name}: tokens run from {tokens.min()} to {tokens.max()}, but a vocabulary of {vocabulary} has "
+            f"0 to {vocabulary - 1}, and -1 after the end of a row."
+        )
+    real = tokens >= 0
+    if (wrong := ~real[:, 0] | (np.diff(real.astype(int), axis=1) > 0).any(1)).any():
+        raise JaxflError(
+            f"{name}: {wrong.sum()} of {len(tokens)} rows have no token, or have some after a -1, the first "
+            f"is row {wrong.argmax()}; leave out empty texts, and put -1 only at the end."
+        )
+    return tokens.astype(np.int32)
+
+
+def _task(name: str, labels: np.ndarray, task: str) -> Task:
+    """Return the task that labels and the user's choice say.
+
+    Raises:
+      JaxflError: if they do not say one, or contradict each other.
+    """
+    if task not in ("auto", *TASKS):
+        raise JaxflError(f"There is no task {task!r}; {nearest(task, ['auto', *TASKS])}")
+    if labels.dtype.kind == "f" and task == "auto" and (labels == np.round(labels)).all():
+        raise JaxflError(
+            f"{name}: labels are {labels.dtype}, but all of them whole: write --task regression for numbers, "
+            "or store integers 0, 1, 2, ... for classes."
+        )
+    found = REGRESSION if labels.dtype.kind == "f" else CLASSES
+    if found is REGRESSION and task == CLASSES.name:
+        raise JaxflError(f"{name}: labels are {labels.dtype}, but --task classes numbers them 0, 1, 2, ...")
+    return found if task == "auto" else TASKS[task]
+
+
+def _checked_targets(name: str, labels: np.ndarray, rows: int) -> np.ndarray:
+    """Return the targets of a regression, (N, targets) float32."""
+    if labels.dtype.kind not in "biuf":
+        raise JaxflError(f"{name}: labels are {labels.dtype}, but --task regression takes numbers.")
+    if labels.ndim not in (1, 2) or labels.shape[0] != rows or not labels.size:
+        raise JaxflError(
+            f"{name}: labels have shape {labels.shape}, not ({rows},) or ({rows}, targets), numbers per row."
+        )
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
+        labels = labels.reshape(rows, -1).astype(np.float32)
+    if wrong := (~np.isfinite(labels)).any(1).sum():
+        raise JaxflError(
+            f"{name}: {wrong} of {rows} rows have NaN or an infinite value (as float32) as their label; "
+            "leave them out."
+        )
+    return labels
 
 
 def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> np.ndarray:

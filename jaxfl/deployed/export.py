@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.core import tree
-from jaxfl.data.sources import of_vectors
+from jaxfl.data.sources import kind_of
 from jaxfl.deployed.models import Deployed, Models, Opened
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
@@ -20,6 +20,7 @@ from jaxfl.machine.packages import optional
 from jaxfl.models.blocks import BATCH_EPSILON, LAYER_EPSILON
 from jaxfl.models.model import Model
 from jaxfl.runs.architectures import architectures
+from jaxfl.tasks import Task
 
 CARD = "README.md"
 
@@ -79,11 +80,15 @@ def _about(run: Opened, model: Deployed) -> dict[str, str]:
         "architecture": choices.without_folder(named[run.federation.models.index(model.model)]),
         "shape": model.images.shape,
         "dtype": str(model.images.dtype),
-        "mean": np.ravel(model.images.mean).tolist(),
-        "std": np.ravel(model.images.std).tolist(),
+        "mean": _without_axes(model.images.mean),
+        "std": _without_axes(model.images.std),
         "classes": model.classes.tolist(),
         "class_names": _class_names(run),
     }
+    if model.images.vocabulary:
+        about["vocabulary"] = model.images.vocabulary
+    if model.target:
+        about["target"] = run.config["data"]["target"]
     return {name: json.dumps(value) for name, value in about.items()}
 
 
@@ -96,20 +101,27 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
         first.setdefault(models[0].model.name, models[0])
     tried = {name: _bare(value) for name, value in (experiment(config) | {"seed": options["seed"]}).items()}
     any_file, (model, *_) = next(iter(files.items()))
-    vectors = of_vectors(model.images.shape)
-    takes = "Vectors, as images of one pixel" if vectors else "Images"
+    task = model.model.task
+    kind = kind_of(model.images.shape)
+    takes = {"vectors": "Vectors, as images of one pixel", "tokens": "Tokens"}.get(kind, "Images")
+    of = {"vectors": "tabular", "tokens": "text"}.get(kind, "image")
     train, test = ([*map(len, part)] for part in (run.partition.train, run.partition.test))
     sees = "as the client sees them" if model.images.shifted else "as the data set has them"
     named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     parts = [
-        FRONT.format(task="tabular" if vectors else "image"),
+        FRONT.format(of=of, task="regression" if model.target else "classification"),
         f"# {run.variant.label} on {tried['dataset']}",
         f"What clients deploy after round {run.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
         markdown.table(
-            ["file", "architecture", "clients", "their accuracy on their own test rows, %"],
             [
-                [file, of[0].model.name, _owners(run, of), _percent([m.accuracy for m in of])]
+                "file",
+                "architecture",
+                "clients",
+                f"their {task.title} on their own test rows{', %' if task.percent else ''}",
+            ],
+            [
+                [file, of[0].model.name, _owners(run, of), _scores([m.accuracy for m in of], task)]
                 for file, of in files.items()
             ],
         ),
@@ -125,13 +137,16 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
             else ""
         ),
         f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
-        f"{sees}; each channel is normalised as (value - mean) / std with mean "
-        f"{_list(model.images.mean)} and std {_list(model.images.std)}. Output k stands for the class "
-        f"`classes[k]` of {tried['dataset']}, listed in the metadata of the file; -1 means none."
+        f"{sees}; {_normalised(model)}. {_outputs(model, tried['dataset'])}"
         + (f" Their names are, from 0 on: {', '.join(names)}." if (names := _class_names(run)) else ""),
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
-        PLAIN.format(file=any_file, sees=sees)
+        PLAIN.format(
+            file=any_file,
+            x=("tokens" if kind == "tokens" else NORMALISED) + f"  # {sees}",
+            given=', vocabulary=about["vocabulary"]' if kind == "tokens" else "",
+            answer=OF_TARGETS if model.target else OF_CLASSES,
+        )
         + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
         if all(of.plain(partial(own, of.client)) for models in files.values() for of in models)
         else BEYOND.format(run=folder, client=model.client),
@@ -183,12 +198,42 @@ def _numbers(clients: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _percent(accuracies: list[float | None]) -> str:
-    known = [100 * accuracy for accuracy in accuracies if accuracy is not None]
+def _without_axes(moment: np.ndarray) -> list:
+    """Return a mean or deviation as lists, without its leading axes of length 1."""
+    return (moment[0, 0, 0] if moment.shape[:3] == (1, 1, 1) else moment[0]).tolist()
+
+
+def _normalised(model: Deployed) -> str:
+    if model.images.vocabulary:
+        return f"they are numbers below {model.images.vocabulary}, and -1 after the end of a row"
+    mean, std = _list(model.images.mean), _list(model.images.std)
+    if not model.images.mean.any() and (model.images.std == 1).all():
+        return "they are not normalised"
+    if model.images.mean.shape[1:3] != (1, 1):
+        return (
+            "each value is normalised as (value - mean) / std, by its own mean and std in the file's metadata"
+        )
+    return f"each channel is normalised as (value - mean) / std with mean {mean} and std {std}"
+
+
+def _outputs(model: Deployed, dataset: str) -> str:
+    """Return what outputs stand for."""
+    if model.target:
+        mean, std = map(_list, model.target)
+        return f"Output k is target k, as (target - mean) / std with mean {mean} and std {std}."
+    return (
+        f"Output k stands for the class `classes[k]` of {dataset}, listed in the metadata of the file; -1 "
+        "means none."
+    )
+
+
+def _scores(scores: list[float | None], task: Task) -> str:
+    known = [score * (100 if task.percent else 1) for score in scores if score is not None]
     if not known:
         return "-"  # newcomers
-    low, high = min(known), max(known)
-    return f"{low:.1f}" if low == high else f"{np.mean(known):.1f} ({low:.1f} to {high:.1f})"
+    form = ".1f" if task.percent else ".4g"
+    mean, low, high = (format(score, form) for score in (np.mean(known), min(known), max(known)))
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def span(sizes: list[int]) -> str:
@@ -214,7 +259,7 @@ def _list(numbers: np.ndarray) -> str:
 FRONT = """\
 ---
 library_name: jaxfl
-pipeline_tag: {task}-classification
+pipeline_tag: {of}-{task}
 tags: [federated-learning, personalized-federated-learning]
 ---
 """
@@ -235,13 +280,17 @@ with safe_open("{file}", "numpy") as file:
     about = {{name: json.loads(text) for name, text in file.metadata().items()}}
     arrays = {{name: file.get_tensor(name) for name in file.keys()}}
 
-x = (images - np.float32(about["mean"])) / np.float32(about["std"])  # images {sees}
-model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]))
+x = {x}
+model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]){given})
 weights = {{name: {{}} for name in model.names}} | unflatten_dict(arrays, sep="/")
 scores, _ = model.apply(weights, weights, x, train=False)  # parameters and statistics: each takes its own
-labels = np.array(about["classes"])[scores.argmax(1)]
+{answer}
 ```
 """
+
+NORMALISED = '(images - np.float32(about["mean"])) / np.float32(about["std"])'
+OF_CLASSES = 'labels = np.array(about["classes"])[scores.argmax(1)]'
+OF_TARGETS = 'targets = scores * np.array(about["target"]["std"]) + np.array(about["target"]["mean"])'
 
 LAYOUT = f"""
 Without jaxfl: in its networks images are (batch, height, width, channels) and are flattened in this order;

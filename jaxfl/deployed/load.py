@@ -24,13 +24,14 @@ from jaxfl.results.findings import over_rounds
 from jaxfl.results.result import best
 from jaxfl.runs.log import scalars
 from jaxfl.runs.prepare import draw_shift, recorded_moments, same_source
+from jaxfl.tasks import task_of
 
 if TYPE_CHECKING:
     import pandas
 
 
 class Accuracies(NamedTuple):
-    """Accuracies of one moment, as fractions, at every evaluation.
+    """Accuracies of one moment, as fractions, at every evaluation; of another task its score, such as RMSE.
 
     Args:
       rounds: (E,) int, rounds of the evaluations, counted from 1.
@@ -71,7 +72,7 @@ class Loaded:
         options = self.config["options"]
         done = f"{len(self.metrics)} of {options['rounds']} rounds"
         if len(self.personal.mean):
-            done += f", accuracy {100 * self.personal.mean[-1]:.1f} %"
+            done += f", {task_of(self.config['data']).text(self.personal.mean[-1])}"
         if self.round is not None:
             done += f", models of round {self.round}"
         return f"<{self.config['label']}, seed {options['seed']}: {done}; {self.folder}>"
@@ -172,7 +173,7 @@ class Loaded:
         if not setup.data.shift:
             return self.source.images[rows]
         drawn = draw_shift(setup, self.source, len(self.models))
-        _, std = recorded_moments(self.config["data"])
+        std = recorded_moments(self.config["data"]).std
         return seen(drawn, self.source.images, std, client, rows)
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from jaxfl.core.deploy import alone, deployed
 from jaxfl.core.protocol import Predictor
 from jaxfl.data.absent import NotAtHand
 from jaxfl.data.federation import Federation
-from jaxfl.data.normalisation import normalised
+from jaxfl.data.normalisation import Pair, normalised
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import of_vectors
 from jaxfl.errors import JaxflError
@@ -27,7 +27,8 @@ from jaxfl.models.applied import applied_weights
 from jaxfl.models.model import Model
 from jaxfl.runs.engine_job import at_rest, saved_state
 from jaxfl.runs.observer import ONLY_WARNINGS
-from jaxfl.runs.prepare import images_of, prepare, prepare_without_data
+from jaxfl.runs.prepare import images_of, prepare, prepare_without_data, recorded_moments
+from jaxfl.tasks import require_classes
 
 BATCH = 64  # most images at a time
 
@@ -36,18 +37,22 @@ class Images(NamedTuple):
     """The shape, type and normalisation of a run's images.
 
     Args:
-      shape: (H, W, C) of an image.
-      dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes.
-      mean: (1, 1, 1, C), mean of the images that clients train on, in raw units.
-      std: (1, 1, 1, C), their standard deviation, in raw units.
+      shape: (H, W, C) of an image, or (T,) of tokens.
+      dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes, or
+        int32 for tokens.
+      mean: (1, 1, 1, C), or (1, H, W, C) of each value, mean of the images that clients train on, in raw
+        units.
+      std: the same, their standard deviation, in raw units.
       shifted: whether each client sees images of its own, see `Loaded.seen`.
+      vocabulary: number of different tokens, if the rows are tokens; else 0.
     """
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     dtype: np.dtype
     mean: np.ndarray
     std: np.ndarray
     shifted: bool = False
+    vocabulary: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +64,10 @@ class Deployed:
       model: the architecture.
       images: shape, type and normalisation of the images that it takes.
       relabel: (classes,) int, the output for each class of the data set; -1 if the client lacks the class.
-      accuracy: on the client's test rows, as a fraction, as it was scored; None for a newcomer.
+      accuracy: on the client's test rows, as a fraction, as it was scored, or the score of another task; None
+        for a newcomer.
       predictor: the method's `Predictor`, with the leaves of this client.
+      target: mean and standard deviation (k,) by which targets are standardised; None for classes.
     """
 
     client: int
@@ -69,10 +76,11 @@ class Deployed:
     relabel: np.ndarray
     accuracy: float | None
     predictor: Predictor
+    target: Pair | None = None
 
     def __repr__(self) -> str:
         """Return a line of text with client, architecture and accuracy."""
-        scored = "a newcomer" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %"
+        scored = "a newcomer" if self.accuracy is None else self.model.task.text(self.accuracy)
         return f"<client {self.client}'s {self.model.name}, {scored}>"
 
     @property
@@ -89,7 +97,7 @@ class Deployed:
         return not jax.tree.leaves(self.predictor.stacked)
 
     def predict(self, images: Any) -> np.ndarray:
-        """Predict the most likely class of each image.
+        """Predict the label of each image: its most likely class, or the targets of a regression.
 
         Args:
           images: (B, H, W, C) as the data set has them: uint8, or floats if the data set has floats. They are
@@ -97,18 +105,23 @@ class Deployed:
 
         Returns:
           (B,) int, labels of the data set, however the client numbers them. They are never classes that the
-          client does not know; -1 where the network chooses an output without a class.
+          client does not know; -1 where the network chooses an output without a class. Targets are (B, k), in
+          their own unit.
 
         Raises:
           JaxflError: if the images have another shape or type.
         """
-        return self.classes[self.scores(images).argmax(1)]
+        return self.model.task.label(self.scores(images), self.classes, self.target)
 
     def probabilities(self, images: Any) -> np.ndarray:
         """Return the softmax of the scores by the data set's classes, (B, classes); images as in `predict`.
 
         It is 0 for a class that the client does not know.
+
+        Raises:
+          JaxflError: as `predict`, or if labels are not classes.
         """
+        require_classes(self.model.task, "A probability")
         scores = self.scores(images)
         likely = np.exp(scores - scores.max(1, keepdims=True))
         likely /= likely.sum(1, keepdims=True)
@@ -165,11 +178,13 @@ class Deployed:
         """
         if set(self.weights) - set(self.model.names):
             return False
-        noise = np.random.default_rng(0).normal(size=(8, *self.images.shape))
-        images = self.images.mean + self.images.std * noise
-        images = (images.round().clip(0, 255) if self.images.dtype == np.uint8 else images).astype(
-            self.images.dtype
-        )
+        rng, form = np.random.default_rng(0), self.images
+        if form.vocabulary:
+            images = rng.integers(0, form.vocabulary, (8, *form.shape), np.int32)
+        else:
+            images = form.mean + form.std * rng.normal(size=(8, *form.shape))
+            images = images.round().clip(0, 255) if form.dtype == np.uint8 else images
+            images = images.astype(form.dtype)
         outputs = self._over(_scores, self._of_network(), None, images)
         if not np.isfinite(outputs).all():
             images = own()
@@ -209,6 +224,8 @@ class Deployed:
                 "The images must be one array of numbers that are known, not lists of different lengths, and "
                 "not an argument of jax.jit or jax.vmap."
             ) from None
+        if self.images.vocabulary:
+            return self._checked_tokens(images)
         if images.ndim == 2 and of_vectors(shape):
             images = images[:, None, None]
         if images.ndim == 3 and images.shape[1:] == shape[:2] and shape[2] == 1:
@@ -232,6 +249,20 @@ class Deployed:
                 f"itself, but these are {images.dtype}."
             )
         return images
+
+    def _checked_tokens(self, tokens: np.ndarray) -> np.ndarray:
+        most, shape = self.images.vocabulary, self.images.shape
+        if tokens.shape[1:] != shape or tokens.dtype.kind not in "iu":
+            raise JaxflError(
+                f"The model takes tokens (B, {shape[0]}) of whole numbers, but these are {tokens.dtype} of "
+                f"shape {tokens.shape}; put -1 after the end of shorter rows."
+            )
+        if tokens.size and not -1 <= tokens.min() <= tokens.max() < most:
+            raise JaxflError(
+                f"The model takes tokens from 0 to {most - 1}, and -1 after the end of a row, but these run "
+                f"from {tokens.min()} to {tokens.max()}."
+            )
+        return tokens.astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -342,7 +373,8 @@ class Models(Sequence[Deployed]):
         predictor = deployed(run.variant.algorithm, run.state, run.federation, key, last, rounds, client)
         _, g = alone(run.federation, client, last, rounds)
         relabel, accuracy = run.partition.relabel[client], run.record["accuracy"]["per_client"][client]
-        return Deployed(client, run.federation.models[g], run.images, relabel, accuracy, predictor)
+        target = recorded_moments(run.config["data"]).target
+        return Deployed(client, run.federation.models[g], run.images, relabel, accuracy, predictor, target)
 
 
 def opened(
@@ -384,13 +416,13 @@ def opened(
         raise JaxflError(
             f"{folder} has no checkpoint yet; its models are available after the first evaluation."
         )
-    height, width, channels = described["shape"]
     images = Images(
-        (height, width, channels),
+        tuple(described["shape"]),
         np.asarray(federation.mean).dtype if setup.data.shift else np.dtype(described["dtype"]),
         np.asarray(federation.mean),
         np.asarray(federation.std),
         bool(setup.data.shift),
+        described.get("vocabulary", 0),
     )
     state = at_rest(variant, setup, federation, state)
     return Opened(config, variant, setup, federation, partition, images, state, metrics[done - 1])

@@ -34,8 +34,8 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Score what this node deploys on its own test images."""
     me, (t, rounds) = this_node(context), clock(message)
-    right, rows = me.score(arrays(message.content["arrays"]), kept_here(me, context), t, rounds)
-    metrics = MetricRecord({"accuracy": right / max(1, rows), "num-examples": rows})
+    value, rows = me.score(arrays(message.content["arrays"]), kept_here(me, context), t, rounds)
+    metrics = MetricRecord({me.federation.task.title: value, "num-examples": rows})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 

@@ -37,7 +37,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def mean_of_clients(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Return the accuracy as jaxfl reports it: the uniform mean over clients that have test images."""
-    metrics = [reply["metrics"] for reply in replies]
-    scored = [float(of_node["accuracy"]) for of_node in metrics if of_node["num-examples"]]
-    return MetricRecord({"accuracy": float(np.mean(scored))} if scored else {})
+    """Return the score as jaxfl reports it: the uniform mean over clients that have test rows."""
+    scored = [dict(reply["metrics"]) for reply in replies]
+    scored = [of_node for of_node in scored if of_node.pop("num-examples")]
+    return MetricRecord(
+        {name: float(np.mean([one[name] for one in scored])) for name in scored[0]} if scored else {}
+    )

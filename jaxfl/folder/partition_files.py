@@ -47,10 +47,11 @@ def save_partition(
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     partitions.save(partition, source, folder / store.PARTITION)
+    normalise = setup.data.normalise
     counts, names = partition.counts(source.labels), source.class_names
     pictures: dict[str, Any] = {"partition.png": lambda: draw(counts, title, names)}
     if drawn and not of_vectors(source.images.shape[1:]):
-        images, what = _seen(source, partition, drawn), " ".join(setup.data.shift)
+        images, what = _seen(source, partition, drawn, normalise), " ".join(setup.data.shift)
         pictures["shift.png"] = lambda: draw_seen(images, what)
     files.write_pictures(folder, pictures)
     written = [store.PARTITION, *pictures]
@@ -61,14 +62,15 @@ def save_partition(
         partition_formats.write_fl_bench(folder / "partition.pkl", partition, source)
         written.append("partition.pkl")
     if "pfllib" in forms:
-        partition_formats.write_pfllib(folder / "pfllib", partition, source, setup.partition.partition, drawn)
+        name, moments = setup.partition.partition, training_moments(source, partition.train, normalise)
+        partition_formats.write_pfllib(folder / "pfllib", partition, source, name, drawn, moments)
         written.append("pfllib/")
     return written
 
 
-def _seen(source: Source, partition: Partition, drawn: Drawn) -> np.ndarray:
+def _seen(source: Source, partition: Partition, drawn: Drawn, normalise: str) -> np.ndarray:
     """Return the first images of the data as a few clients see them, (clients, k, H, W, C)."""
     clients, k = min(DRAWN[0], len(partition.train)), min(DRAWN[1], len(source.labels))
-    _, std = training_moments(source, partition.train)
+    std = training_moments(source, partition.train, normalise).std
     rows = np.arange(k, dtype=np.int32)
     return np.stack([seen(drawn, source.images, std, client, rows) for client in range(clients)])

@@ -64,6 +64,16 @@ class DataSet(TypedDict):
     public: int  # number of public images
     class_names: NotRequired[list[str]]
     checksum: NotRequired[str]  # of all images in their order; runs of earlier versions have none
+    task: NotRequired[str]  # runs of earlier versions are of classes
+    vocabulary: NotRequired[int]  # number of tokens that there are; 0 of other inputs
+    target: NotRequired["Targets"]
+
+
+class Targets(TypedDict):
+    """Moments of the targets (k,) of training rows, by which networks see them."""
+
+    mean: list[float]
+    std: list[float]
 
 
 class Chosen(TypedDict):
@@ -99,18 +109,26 @@ class Score(TypedDict):
 
 
 class Accuracy(TypedDict):
-    """Scores of all clients except newcomers, as fractions, see `jaxfl.results.scores.accuracy`."""
+    """Scores of all clients except newcomers, shares as fractions, see `jaxfl.results.scores.accuracy`.
 
+    Those of one task alone are not required.
+    """
+
+    task: NotRequired[str]
     mean: float  # over clients
     std: float
-    lowest: float
+    lowest: NotRequired[float]
+    worst: NotRequired[float]
     worst_tenth: float
     pooled: float  # over all test rows
-    macro_f1: float
+    macro_f1: NotRequired[float]
+    mae: NotRequired[float]
+    r2: NotRequired[Known]
     validation: Known  # mean over clients, on validation rows
     per_client: list[Known]  # by id; None for newcomers
-    macro_f1_per_client: list[Known]
-    per_class: list[Known]  # over all rows of each class of the data set; None without rows
+    macro_f1_per_client: NotRequired[list[Known]]
+    r2_per_client: NotRequired[list[Known]]
+    per_class: NotRequired[list[Known]]  # over all rows of each class of the data set; None without rows
     per_group: dict[str, float]  # mean over the clients of each architecture
     scores: NotRequired[dict[str, Score]]  # what `--show` asks for
     confusion: NotRequired[list[list[int]]]

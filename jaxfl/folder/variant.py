@@ -20,7 +20,7 @@ from jaxfl.core.training import Training
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.errors import JaxflError
 
-NEEDS = ("public", "validation", "links", "features")
+NEEDS = ("public", "validation", "links", "features", "classes")
 AS_MANY_FEATURES = ("default,features=50",)
 
 
@@ -119,7 +119,7 @@ _kept_programs = functools.lru_cache(maxsize=64)(_programs)
 def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
     """Replace what the user has not chosen: by what the methods need, and by the rule for test rows."""
     variants = list(variants)
-    needed = {name for variant in variants for name in _needs(variant)}
+    needed = {name for variant in variants for name in needs_of(variant)}
     if "links" in needed and setup.run.topology == "none":
         setup = setup.replace(topology="complete")
     if "features" in needed and not setup.run.models:
@@ -140,7 +140,7 @@ def provided(setup: Setup, variants: Iterable[Variant]) -> Setup:
     )
 
 
-def _needs(variant: Variant) -> Collection[str]:
+def needs_of(variant: Variant) -> Collection[str]:
     """Return what a method needs, some of `NEEDS`."""
     stated = variant.method.needs
     needs = stated(variant.config) if callable(stated) else stated
@@ -153,5 +153,5 @@ def _needs(variant: Variant) -> Collection[str]:
 
 def own_setup(setup: Setup, variant: Variant) -> Setup:
     """Return one method's part of the setup of several: without links if it does not use them."""
-    linked = "links" in _needs(variant)
+    linked = "links" in needs_of(variant)
     return setup if linked else setup.replace(topology="none")

@@ -18,6 +18,7 @@ from jaxfl.core.examples import sweep
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
+from jaxfl.tasks import require_classes
 
 
 class ClassMeans(NamedTuple):
@@ -41,8 +42,10 @@ def require(federation: Federation) -> None:
     """Refuse a federation whose clients cannot compare class means.
 
     Raises:
-      JaxflError: if models have features of different sizes, or each client numbers its classes differently.
+      JaxflError: if labels are not classes, models have features of different sizes, or each client numbers
+        its classes differently.
     """
+    require_classes(federation.task, "A mean of each class")
     for model in federation.models:
         require_vectors(model)
     shapes = {model.name: model.head.shape for model in federation.models}

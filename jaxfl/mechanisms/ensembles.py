@@ -21,7 +21,7 @@ def teachers(
     Args:
       models: per group, the architecture of its members.
       weights: per group (k_g, ...), the members, in all groups K.
-      mix: ``(logits (K, B, outputs), *common, *own) -> scores (B, outputs)``.
+      mix: ``(task, logits (K, B, outputs), *common, *own) -> scores (B, outputs)``.
       common: arrays that all clients' ensembles have in common.
       *own: per group (k_g, ...), arrays in which they differ; without any all clients have one teacher.
     """
@@ -32,7 +32,7 @@ def teachers(
         def logits(model, members):
             return jax.lax.map(lambda w: model.apply(w.params, w.stats, x, train=False)[0], members)
 
-        return mix(jnp.concatenate(per_group(logits, models, weights)), *common, *own)
+        return mix(model.task, jnp.concatenate(per_group(logits, models, weights)), *common, *own)
 
     of_groups = tuple(zip(*own, strict=True)) or ((),) * len(models)
     return per_group(lambda own: Predictor((weights, common), own, predict), of_groups)

@@ -23,7 +23,7 @@ from jaxfl.core import tree
 from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter, sent_down, sent_up
 from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
-from jaxfl.core.training import OPTIMIZERS, Training, cross_entropy, descend
+from jaxfl.core.training import OPTIMIZERS, Training, descend, task_loss
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms import ensembles, own_models, public_images
 from jaxfl.mechanisms.losses import absolute_error, distillation
@@ -54,7 +54,7 @@ class Signal(NamedTuple):
     """The message that clients exchange, and the loss of learning from it.
 
     Args:
-      encode: ``(logits (R, outputs), hyper) -> s_n (R, outputs)``.
+      encode: ``(task, logits (R, outputs), hyper) -> s_n (R, outputs)``.
       loss: ``(model, t_n, hyper) -> loss`` of learning from a teacher, see `jaxfl.core.training.descend`.
     """
 
@@ -63,13 +63,13 @@ class Signal(NamedTuple):
 
 
 SOFT_PREDICTIONS = Signal(
-    lambda logits, hyper: jax.nn.softmax(logits / hyper.temperature),
+    lambda task, logits, hyper: task.soft(logits, hyper.temperature),
     lambda model, t, hyper: distillation(model, t, hyper.temperature, hyper.kl_weight),
 )
 
 
 LOGITS = Signal(
-    lambda logits, hyper: logits,
+    lambda task, logits, hyper: logits,
     lambda model, t, hyper: absolute_error(model, t),
 )
 
@@ -146,10 +146,10 @@ def exchanging(
         taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=rate))
 
         def encoded(w, client):
-            return signal.encode(public_images.logits(w, client, rows), hyper)
+            return signal.encode(client.model.task, public_images.logits(w, client, rows), hyper)
 
         def learn_alone(key, client, nothing, w):
-            trained = descend(cross_entropy(client.model), w, key, own_rows(client, hyper), hyper)
+            trained = descend(task_loss(client.model), w, key, own_rows(client, hyper), hyper)
             return trained.weights, trained.loss, encoded(trained.weights, client)
 
         def learn_from_teacher(key, client, nothing, own):
@@ -192,8 +192,8 @@ def exchanging(
             teacher=teacher,
         )
 
-    def mixed(logits, hyper, c):
-        return tree.weighted_sum(c, signal.encode(logits, hyper))
+    def mixed(task, logits, hyper, c):
+        return tree.weighted_sum(c, signal.encode(task, logits, hyper))
 
     def matrices(state):
         return {"teachers": state.matrix}

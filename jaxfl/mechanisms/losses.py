@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl.core.training import cross_entropy, forward, mean
+from jaxfl.core.training import forward, mean, task_loss
 from jaxfl.models.model import Model, Weights
 
 
@@ -19,7 +18,7 @@ def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None 
       mu: strength of the pull, ().
       blocks: names of the blocks that train; by default all.
     """
-    plain = cross_entropy(model, blocks)
+    plain = task_loss(model, blocks)
 
     def loss(w, batch, key):
         value, stats = plain(w, batch, key)
@@ -32,17 +31,19 @@ def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None 
 def distillation(model: Model, teacher, temperature, weight) -> Callable:
     """Return the loss weight * KL(teacher || softmax(f(x) / T)), the mean over a mini-batch.
 
+    A task without classes has its own distance in place of KL, see `jaxfl.tasks.Task.apart`.
+
     Args:
       model: the student.
-      teacher: (R, outputs), probabilities at the positions of the examples.
+      teacher: (R, outputs), predictions (`Task.soft`) at the positions of the examples.
       temperature: T, ().
       weight: factor on the loss, ().
     """
 
     def loss(w, batch, key):
         logits, stats = forward(model, w, batch, key)
-        kl = optax.kl_divergence(jax.nn.log_softmax(logits / temperature), teacher[batch.position])
-        return weight * mean(kl, batch), stats
+        away = model.task.apart(logits, teacher[batch.position], temperature)
+        return weight * mean(away, batch), stats
 
     return loss
 

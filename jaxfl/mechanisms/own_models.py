@@ -11,7 +11,7 @@ from jaxfl.core.client_map import map_clients, one_or_all, per_group
 from jaxfl.core.examples import Examples, own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Cohort, Predictor
-from jaxfl.core.training import Epochs, Training, cross_entropy, descend
+from jaxfl.core.training import Epochs, Training, descend, task_loss
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.mechanisms.sharing import predict
 from jaxfl.models.model import Weights
@@ -47,7 +47,7 @@ def train(
     """
 
     def client(key, client, nothing, w):
-        loss = cross_entropy(client.model)
+        loss = task_loss(client.model)
         trained = descend(loss, w, key, rows(client, hyper), hyper, epochs=epochs)
         return trained.weights, trained.loss
 

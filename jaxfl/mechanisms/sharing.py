@@ -32,7 +32,7 @@ from jaxfl.core.examples import own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.streams import EXTENSION
-from jaxfl.core.training import Epochs, Trained, Training, cross_entropy, descend
+from jaxfl.core.training import Epochs, Trained, Training, descend, task_loss
 from jaxfl.data.federation import Client
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import hooks
@@ -199,7 +199,7 @@ class FineTuned(FineTuning):
 
 def plain(participant: Participant, blocks: Collection[str]) -> Callable:
     """Return the cross-entropy, whatever was received."""
-    return cross_entropy(participant.model, blocks)
+    return task_loss(participant.model, blocks)
 
 
 def local_training(

@@ -1,10 +1,8 @@
-"""A model's accuracy and loss on a client's validation rows, for methods that weigh or prune by them."""
+"""How good a model is on a client's validation rows, for methods that weigh or prune by that."""
 
 import jax.numpy as jnp
-import optax
 
 from jaxfl.core.examples import sweep
-from jaxfl.core.training import count_correct
 from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Weights
@@ -28,18 +26,17 @@ def require(federation: Federation, what: str, otherwise: str = "") -> None:
         )
 
 
-def accuracy(client: Client, w: Weights):
-    """Return the share of the rows that the model gets right, (); 0 for a client without rows."""
-    scores, y = _logits_and_outputs(client, w)
-    return _share(count_correct(scores, y, client.validation_size).astype(scores.dtype), client)
+def quality(client: Client, w: Weights):
+    """Return how good the model is by its task, (), 1 at best: the accuracy, or R^2; 0 without rows."""
+    return client.model.task.quality(*_logits_and_outputs(client, w), client.validation_size)
 
 
 def loss(client: Client, w: Weights):
-    """Return the mean cross-entropy, (); 0 for a client without rows."""
-    scores, y = _logits_and_outputs(client, w)
-    losses = optax.softmax_cross_entropy_with_integer_labels(scores, y)
-    real = jnp.arange(len(y), dtype=jnp.int32) < client.validation_size
-    return _share(losses.sum(where=real), client)
+    """Return the mean of the task's loss, (); 0 for a client without rows."""
+    losses = client.model.task.losses(*_logits_and_outputs(client, w))
+    real = jnp.arange(len(losses), dtype=jnp.int32) < client.validation_size
+    total = losses.sum(where=real)
+    return total / jnp.maximum(client.validation_size, 1).astype(total.dtype)
 
 
 def _logits_and_outputs(client: Client, w: Weights):
@@ -50,7 +47,3 @@ def _logits_and_outputs(client: Client, w: Weights):
         return model.apply(w.params, w.stats, x, train=False)[0]
 
     return sweep(logits, rows, client.validation_size, federation), federation.outputs(client, rows)
-
-
-def _share(total, client: Client):
-    return total / jnp.maximum(client.validation_size, 1).astype(total.dtype)

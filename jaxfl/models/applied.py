@@ -61,7 +61,8 @@ def applied(model: Model, predict: Callable[[Model, jax.Array], Any]) -> dict[st
     noting = Noting(*(getattr(model, field.name) for field in dataclasses.fields(model)))
     try:
         with jax.disable_jit():  # then loops are Python's, and weights are concrete arrays
-            predict(noting, jnp.zeros((1, *model.shape), jnp.result_type(float)))
+            x = model.examples()
+            predict(noting, jnp.zeros(x.shape, x.dtype))
         jax.tree.map(np.asarray, noted)
     except jax.errors.TracerArrayConversionError:
         raise JaxflError(

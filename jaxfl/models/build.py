@@ -75,7 +75,10 @@ def network(
         images of one pixel, which are vectors.
     """
     if len(shape) != 3 or min(shape) < 1:
-        raise JaxflError(f"{name} takes images of shape (height, width, channels), not {tuple(shape)}.")
+        instead = "; tokens need a network that embeds them: --models gru" if len(shape) == 1 else ""
+        raise JaxflError(
+            f"{name} takes images of shape (height, width, channels), not {tuple(shape)}{instead}."
+        )
     if classes < 1:
         raise JaxflError(f"{name} cannot have {classes} classes; give at least one.")
     blocks, note = [*body, Block("classifier", Linear(classes))], ""

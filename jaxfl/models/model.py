@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jaxfl.models.blocks import CONVOLVED, DENSE
 from jaxfl.models.conv import suited, using
 from jaxfl.models.norms import report
 from jaxfl.models.repeated import Outline, loop, outline, runs
+from jaxfl.tasks import CLASSES, Task
 
 # How each precision multiplies: by default, JAX uses fewer digits of float32 on accelerators.
 PRODUCTS = {"full": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
@@ -59,13 +61,15 @@ class Model:
     Attributes:
       name: name of the architecture.
       blocks: in the order in which they are applied.
-      shape: shape of one example that the first block takes: (H, W, C), or (d,) for a head.
-      classes: number of classes.
+      shape: shape of one example that the first block takes: (H, W, C), (T,) for tokens, or (d,) for a head.
+      classes: number of classes, or of the outputs of another task.
       note: one sentence for the user to read, or nothing.
       convolution: implementation of convolutions, see `jaxfl.models.conv`; "auto" suits the backend and the
         shapes.
       precision: precision in which blocks compute, a key of `PRODUCTS`; parameters and BatchNorm's statistics
         keep theirs.
+      task: what the outputs are for.
+      tokens: whether the first block takes tokens (B, T): integers, -1 after the end of a row.
     """
 
     name: str
@@ -75,6 +79,8 @@ class Model:
     note: str = ""
     convolution: str = "auto"
     precision: str = "full"
+    task: Task = CLASSES
+    tokens: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,22 +95,31 @@ class Model:
     @functools.cached_property
     def head(self) -> "Model":
         """The classifier: the last block, from z (B, d) to logits (B, classes)."""
-        return dataclasses.replace(self, blocks=self.blocks[-1:], shape=self.shapes[-1])
+        return self.part(len(self.blocks) - 1, len(self.blocks))
+
+    def part(self, start: int, stop: int) -> "Model":
+        """Return the model of the blocks from number `start` up to `stop`, without that."""
+        blocks, tokens = self.blocks[start:stop], self.tokens and start == 0
+        return dataclasses.replace(self, blocks=blocks, shape=self.shapes[start], tokens=tokens)
+
+    def examples(self, number: int = 1) -> jax.ShapeDtypeStruct:
+        """Return the form of a batch that the first block takes."""
+        return jax.ShapeDtypeStruct((number, *self.shape), input_dtype(self.tokens))
 
     @property
     def form(self) -> Weights:
         """Shapes of its weights, and their dtypes under JAX's current default float dtype."""
         params, stats = {}, {}
-        for (name, module), shape in zip(self.blocks, self.shapes, strict=True):
-            variables = outline(module, shape, jnp.result_type(float)).variables
+        for i, (name, module) in enumerate(self.blocks):
+            variables = outline(module, self.shapes[i], input_dtype(self.tokens and i == 0)).variables
             params[name], stats[name] = variables.get("params", {}), variables.get("batch_stats", {})
         return Weights(params, stats)
 
     def init(self, key: jax.Array) -> Weights:
         """Draw initial weights; those of a block depend only on `key` and on its name."""
         params, stats = {}, {}
-        for (name, module), shape in zip(self.blocks, self.shapes, strict=True):
-            x = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
+        for i, (name, module) in enumerate(self.blocks):
+            x = self.part(i, i + 1).examples()
             variables = module.lazy_init(_block_key(key, name), x, train=False, mask=None)
             params[name] = variables.get("params", {})
             stats[name] = variables.get("batch_stats", {})
@@ -152,9 +167,8 @@ class Model:
     ) -> tuple[tuple[jax.Array, ...], dict]:
         """Run the blocks in order, as `apply`, but return the output of every block."""
         found, updated = [], {}
-        for block, shape in zip(self.blocks, self.shapes, strict=True):
-            alone = dataclasses.replace(self, blocks=(block,), shape=shape)
-            x, new = alone.apply(params, stats, x, train=train, key=key, mask=mask)
+        for i in range(len(self.blocks)):
+            x, new = self.part(i, i + 1).apply(params, stats, x, train=train, key=key, mask=mask)
             found.append(x)
             updated |= new
         return tuple(found), updated
@@ -308,7 +322,11 @@ class Model:
         """Cast floats to the dtype in which blocks compute."""
         if self.precision != "bfloat16":
             return tree
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
+
+        def reduced(leaf):
+            return leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+        return jax.tree.map(reduced, tree)
 
     def convolution_for(self, batch: int) -> str:
         """Return the implementation for a batch of this size, a key of `CONVOLUTIONS`."""
@@ -330,14 +348,39 @@ class Model:
     def _outlines(self) -> tuple[Outline, ...]:
         """Outline of each block."""
         shape, found = self.shape, []
-        for _, module in self.blocks:
-            found.append(outline(module, shape, jnp.result_type(float)))
+        for i, (_, module) in enumerate(self.blocks):
+            found.append(outline(module, shape, input_dtype(self.tokens and i == 0)))
             shape = found[-1].output
         return tuple(found)
 
     def _leaves(self, collection: str) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes of all parameters, or of all statistics."""
         return jax.tree.leaves([block.variables.get(collection, {}) for block in self._outlines])
+
+
+def input_dtype(tokens: bool) -> jnp.dtype:
+    """Return the type of what a block takes: tokens are int32, all else has JAX's default float type."""
+    return jnp.dtype(jnp.int32) if tokens else jnp.dtype(jnp.result_type(float))
+
+
+class TokenShape(tuple):
+    """The shape (T,) of a row of tokens, as factories are given it: their networks get integers."""
+
+    def __eq__(self, other):
+        return type(other) is TokenShape and tuple(self) == tuple(other)
+
+    def __hash__(self):
+        return hash((TokenShape, tuple(self)))
+
+
+def are_tokens(shape: Sequence[int]) -> bool:
+    """Return whether a factory is given the shape of tokens."""
+    return isinstance(shape, TokenShape)
+
+
+def plain(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as a tuple that still says whether it is of tokens."""
+    return shape if isinstance(shape, TokenShape) else tuple(shape)
 
 
 def _block_key(key: jax.Array, name: str) -> jax.Array:

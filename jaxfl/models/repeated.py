@@ -46,7 +46,7 @@ def outline(module: nn.Module, shape: tuple[int, ...], dtype: jnp.dtype) -> Outl
     Args:
       module: module of the block.
       shape: shape of one example that it takes.
-      dtype: JAX's default float dtype.
+      dtype: of what it takes, JAX's default float dtype or int32.
     """
     x = jax.ShapeDtypeStruct((1, *shape), dtype)
     call = functools.partial(module.apply, train=False, mask=None, mutable=["intermediates"])

@@ -5,7 +5,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from jaxfl.config.own_code import in_a_line, line_of, require_call
 from jaxfl.errors import JaxflError
@@ -90,8 +89,7 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
         weights = model.init(key)
         return model.apply(weights.params, weights.stats, x, train=True, key=key, mask=mask)[0]
 
-    dtype = jnp.result_type(float)
-    x = jax.ShapeDtypeStruct((EXAMPLES, *shape), dtype)
+    x = model.examples(EXAMPLES)
     mask = jax.ShapeDtypeStruct((EXAMPLES,), bool)
     logits = jax.eval_shape(forward, jax.random.key(0), x, mask)
     if logits.shape != (EXAMPLES, classes):

@@ -11,6 +11,7 @@ import numpy as np
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.folder.records import Round
 from jaxfl.machine.clock import Device
+from jaxfl.tasks import task_of
 
 SPENT = ("bytes_up", "bytes_down", "flops")
 
@@ -39,7 +40,9 @@ def as_csv(
     last = metrics[-1]
     newcomers: Any = last.get("newcomers", {"clients": []})
     accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
-    f1 = last["accuracy"]["macro_f1_per_client"]
+    task = task_of(last["accuracy"])
+    further, _ = task.further
+    second = last["accuracy"][f"{further}_per_client"]
     place = {client: i for i, client in enumerate(newcomers["clients"])}
     rounds, lost, spent = Counter(), Counter(), {name: Counter() for name in SPENT}
     for record in metrics:
@@ -52,14 +55,14 @@ def as_csv(
     write = csv.writer(text, lineterminator="\n").writerow
     write(
         ["client", *(["name"] if names else []), "architecture", "newcomer", "train_rows", "test_rows"]
-        + ["accuracy", "received", "macro_f1", "rounds", "lost", *SPENT]
+        + [task.title.lower(), "received", further, "rounds", "lost", *SPENT]
         + ([*Device._fields] if client_devices else [])
     )
     for g, group in enumerate(federation.groups):
         for i, client in enumerate(np.asarray(group.id).tolist()):
             new = place.get(client)
             scored = (
-                [accuracy[client], received[client], f1[client]]
+                [accuracy[client], received[client], second[client]]
                 if new is None
                 else [newcomers[moment]["per_client"][new] for moment in ("personal", "received")] + [None]
             )

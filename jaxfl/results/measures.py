@@ -6,11 +6,13 @@ A new one is one entry in a table below: records, tables, studies, pictures and 
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.errors import JaxflError, nearest
+from jaxfl.tasks import CLASSES, REGRESSION, Task, macro_f1, mae, r2, task_of
 
 NOTHING: Any = 0  # the precision of a class that is not predicted, and the recall of one without rows
 PER_CLASS = "per-class"  # not one measure but one for each class
@@ -97,48 +99,19 @@ class Rows(NamedTuple):
     predicted: np.ndarray
 
 
-# ---- definitions; counts are those of `jaxfl.core.score.Score`, of n clients as int64
+# ---- definitions; counts are what `jaxfl.tasks.Task.scored` returns, of n clients
 
 
-def shares(counts: Any) -> np.ndarray:
-    """Return the accuracy of each client, (n,)."""
-    return counts.right.sum(1) / counts.rows.sum(1)
-
-
-def worst_tenth(counts: Any) -> float:
-    """Return the mean accuracy of the worst tenth of the clients, at least one."""
-    every = np.sort(shares(counts))
+def worst_tenth(task: Task, counts: Any) -> float:
+    """Return the mean score of the worst tenth of the clients, at least one."""
+    every = np.array(sorted(task.each(counts), key=task.gain))
     return every[: max(1, len(every) // 10)].mean()
 
 
-def validation(counts: Any) -> float:
-    """Return the mean accuracy on validation rows of the clients that have some, NaN if none has."""
+def validation(task: Task, counts: Any) -> float:
+    """Return the mean score on validation rows of the clients that have some, NaN if none has."""
     having = counts.validation_rows > 0
-    return (counts.validated[having] / counts.validation_rows[having]).mean() if having.any() else math.nan
-
-
-def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Return the mean F1 score of all classes that a client has rows of or predicts, as in scikit-learn.
-
-    Args:
-      right: (n, C), rows of each class that a client gets right.
-      rows: (n, C), all rows of each class.
-      predicted: (n, C), rows predicted as each class.
-
-    Returns:
-      (n,), as fractions.
-
-    >>> macro_f1(np.array([[2, 0]]), np.array([[2, 0]]), np.array([[2, 0]]))
-    array([1.])
-    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 1]]))  # a class that is only predicted
-    array([0.4])
-    >>> macro_f1(np.array([[2, 0]]), np.array([[3, 0]]), np.array([[2, 0]]))  # or no class of its
-    array([0.4])
-    """
-    either = rows + predicted
-    f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
-    astray = predicted.sum(1) < rows.sum(1)  # one class more that is only predicted
-    return f1.sum(1) / ((either > 0).sum(1) + astray)
+    return task.validated(counts)[having].mean() if having.any() else math.nan
 
 
 def balanced(counts: Any) -> np.ndarray:
@@ -187,31 +160,56 @@ def log_loss(rows: Rows) -> float:
 
 def _score(name: str, title: str, better: Callable = max, missing: str = "", **how: Any) -> Measure:
     """Return a score of the deployed models; `how` it is computed is `overall`, `counts` or `rows`."""
+    if not title.endswith("%"):
+        how = {"unit": 1} | how
     if "overall" in how:
         return Measure(name, title, [("accuracy", name.replace("-", "_"))], better, missing=missing, **how)
     missing = f"no run has a value; runs that begin with --show {name} do, where clients have rows for it"
     return Measure(name, title, [("accuracy", "scores", name, "mean")], better, missing=missing, **how)
 
 
-SCORES = by_name(
-    _score("std", "std over clients %", min, overall=lambda counts: shares(counts).std()),
-    _score("lowest", "lowest client %", overall=lambda counts: shares(counts).min()),
-    _score("worst-tenth", "worst tenth %", overall=worst_tenth),
-    _score("pooled", "pooled %", overall=lambda counts: counts.right.sum() / counts.rows.sum()),
-    _score("macro-f1", "macro F1 %", overall=lambda counts: macro_f1(*counts[:3]).mean()),
-    _score(
-        "validation",
-        "validation %",
-        missing="no run has validation rows; clients hold some out with --validation-fraction",
-        overall=validation,
+def _of_clients(task: Task, worst: str) -> list[Measure]:
+    """Return scores that follow from the task's own score of each client; `worst` names the worst one."""
+    unit, better = " %" if task.percent else "", task.better
+    worst_client = min if better is max else max
+    without = "no run has validation rows; clients hold some out with --validation-fraction"
+    return [
+        _score("std", f"std over clients{unit}", min, overall=lambda counts: task.each(counts).std()),
+        _score(
+            worst, f"{worst} client{unit}", better, overall=lambda counts: worst_client(task.each(counts))
+        ),
+        _score("worst-tenth", f"worst tenth{unit}", better, overall=partial(worst_tenth, task)),
+        _score("pooled", f"pooled{unit}", better, overall=task.pooled),
+        _score("validation", f"validation{unit}", better, without, overall=partial(validation, task)),
+    ]
+
+
+SCORES_OF = {  # by task
+    "classes": by_name(
+        *_of_clients(CLASSES, "lowest"),
+        _score("macro-f1", "macro F1 %", overall=lambda counts: macro_f1(*counts[:3]).mean()),
+        _score("balanced", "balanced accuracy %", counts=balanced),
+        _score("auc", "AUC %", rows=auc),
+        _score("precision", "macro precision %", rows=precision),
+        _score("recall", "macro recall %", rows=recall),
+        _score("loss", "test loss", min, rows=log_loss),
+        _score("validation-loss", "validation loss", min, rows=log_loss, validates=True),
     ),
-    _score("balanced", "balanced accuracy %", counts=balanced),
-    _score("auc", "AUC %", rows=auc),
-    _score("precision", "macro precision %", rows=precision),
-    _score("recall", "macro recall %", rows=recall),
-    _score("loss", "test loss", min, unit=1, rows=log_loss),
-    _score("validation-loss", "validation loss", min, unit=1, rows=log_loss, validates=True),
-)
+    "regression": by_name(
+        *_of_clients(REGRESSION, "worst"),
+        _score("mae", "MAE", min, overall=lambda counts: mae(counts).mean()),
+        _score("r2", "R2", overall=lambda counts: _mean(r2(counts))),
+    ),
+}
+
+
+def _mean(values: np.ndarray) -> float:
+    """Return the mean of the clients that have a value, NaN if none has."""
+    known = values[~np.isnan(values)]
+    return known.mean() if len(known) else math.nan
+
+
+SCORES = SCORES_OF["regression"] | SCORES_OF["classes"]  # their names; those of both are of classes here
 
 
 def needs_rows(show: Collection[str]) -> bool:
@@ -247,10 +245,33 @@ COHORT = by_name(  # of the clients of a round
 
 def class_names(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the words or numbers of the classes, as many as any of some results has."""
-    classes = max(len(result["accuracy"]["per_class"]) for result in results)
+    classes = max(len(result["accuracy"].get("per_class", ())) for result in results)
     first, *others = (result.get("class_names", []) for result in results)
     named = len(first) == classes and all(other == first for other in others)
     return first if named else [*map(str, range(classes))]
+
+
+def in_units_of(task: Task, what: Measure) -> Measure:
+    """Return an accuracy as the score of another task: its title, its unit, and which way is better."""
+    if task is CLASSES:
+        return what
+    title = what.title.replace("accuracy", task.title).removesuffix(" %")
+    return what._replace(title=title, unit=1, better=what.better and task.better)
+
+
+def task_of_all(results: Sequence[Mapping[str, Any]]) -> Task:
+    """Return the task of some results.
+
+    Raises:
+      JaxflError: if they have different ones, which no table compares.
+    """
+    first, *others = dict.fromkeys(task_of(result["accuracy"]) for result in results)
+    if others:
+        raise JaxflError(
+            f"Some runs are of {first.name} and some of {others[0].name}, whose scores cannot be compared; "
+            "report them apart."
+        )
+    return first
 
 
 # ---- costs
@@ -309,7 +330,11 @@ def columns(name: str, results: Sequence[Mapping[str, Any]]) -> list[Measure]:
     if name == PER_CLASS:
         classes = enumerate(class_names(results))
         return [Measure(name, f"class {word} %", [("accuracy", "per_class", c)]) for c, word in classes]
-    return [(SCORES | COHORT | COSTS)[name]]
+    task = task_of_all(results)
+    if name in SCORES and name not in SCORES_OF[task.name]:
+        return [SCORES[name]._replace(missing=f"it is no score of {task.name}")]
+    cohort = {name: in_units_of(task, what) for name, what in COHORT.items()}
+    return [(SCORES_OF[task.name] | cohort | COSTS)[name]]
 
 
 def usual_columns(
@@ -323,15 +348,17 @@ def usual_columns(
       hide: usual columns to leave out, of `jaxfl.config.command_options.Columns`.
 
     Returns:
-      Accuracies in percent: of the deployed models, of those models per architecture if there are several,
-      of the models as received before local training, and of newcomers' models as received and after joining;
-      the megabytes (1e6 bytes) sent and received in the run; if clients' devices are known, the simulated
-      seconds of the run; and for each target of the results what was spent until it was reached.
+      Accuracies in percent, or the scores of another task: of the deployed models, of those models per
+      architecture if there are several, of the models as received before local training, and of newcomers'
+      models as received and after joining; the megabytes (1e6 bytes) sent and received in the run; if
+      clients' devices are known, the simulated seconds of the run; and for each target of the results what
+      was spent until it was reached.
 
     Raises:
-      JaxflError: if there is no such column.
+      JaxflError: if there is no such column, or runs have different tasks.
     """
     check_columns(show)
+    in_units = partial(in_units_of, task := task_of_all(results))
     timed = any(result["simulated_seconds"] for result in results)
     lossy = any(result.get("lost_answers") for result in results) and "lost" not in show
     growing = any(result.get("newcomers") for result in results)
@@ -340,17 +367,17 @@ def usual_columns(
     architectures = dict.fromkeys(name for result in results for name in result["accuracy"]["per_group"])
     usual = {
         "architectures": [
-            Measure("architectures", name, [("accuracy", "per_group", name)])
+            in_units(Measure("architectures", name, [("accuracy", "per_group", name)]))
             for name in architectures
             if len(architectures) > 1
         ],
-        "received": [MEANS["received"]],
+        "received": [in_units(MEANS["received"])],
         "lost": [COSTS["lost"]] if lossy else [],
-        "newcomers": NEWCOMERS if growing else [],
+        "newcomers": [*map(in_units, NEWCOMERS)] if growing else [],
         "megabytes": BOTH_WAYS,
         "simulated-seconds": [SIMULATED] if timed else [],
         "targets": [
-            _until(name, target, f"{100 * float(target):g} %")
+            _until(name, target, task.goal(float(target)))
             for target in targets
             for name in SPENT
             if name not in unasked
@@ -358,7 +385,7 @@ def usual_columns(
     }
     asked = [column for name in show for column in columns(name, results)]
     kept = itertools.chain(*(these for name, these in usual.items() if name not in hide))
-    return [MEANS["accuracy"]._replace(title="accuracy %"), *asked, *kept]
+    return [in_units(MEANS["accuracy"]._replace(title="accuracy %")), *asked, *kept]
 
 
 def known_measures(target: float | None = None) -> dict[str, Measure]:

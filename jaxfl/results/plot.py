@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from jaxfl.data.pictures import MOST_NAMED, name_classes
 from jaxfl.folder.records import Round
 from jaxfl.results.findings import over_rounds
-from jaxfl.results.measures import PER_CLASS, SCORES
+from jaxfl.results.measures import PER_CLASS, SCORES_OF
 from jaxfl.results.table import Cell, Table, alike
+from jaxfl.tasks import task_of
 
 LINES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D")
@@ -26,7 +27,7 @@ MOST_LINKED = 200  # clients whose links fit in a picture
 
 
 def draw_curves(runs: dict[str, list[list[Round]]]) -> Figure:
-    """Draw accuracy against rounds, against the bytes moved and, if known, against simulated time.
+    """Draw the task's score against rounds, against the bytes moved and, if known, against simulated time.
 
     Args:
       runs: for each label the metrics of its seeds. A line is their mean; with several seeds a band is their
@@ -43,14 +44,14 @@ def draw_curves(runs: dict[str, list[list[Round]]]) -> Figure:
         rounds, scored = _scored(seeds)
         if not rounds:
             continue
-        accuracy = [[100 * record["accuracy"]["mean"] for record in records] for records in scored]
-        _draw_line(left, rounds, accuracy, number, label=label)
+        left.set(ylabel=_score_axis(scored[0][0]))
+        means = [[_shown(record, record["accuracy"]["mean"]) for record in records] for records in scored]
+        _draw_line(left, rounds, means, number, label=label)
         for axes, (name, cost) in zip(others, costs.items(), strict=True):
             spent = np.array([np.cumsum([*map(cost, metrics)])[np.array(rounds) - 1] for metrics in seeds])
             if spent.any():
-                _draw_line(axes, spent.mean(0), accuracy, number)
+                _draw_line(axes, spent.mean(0), means, number)
                 whole[name].append(spent.mean(0)[-1])
-    left.set(ylabel="accuracy, mean over clients (%)")
     _over_rounds(left)
     for axes, (name, amounts) in zip(others, whole.items(), strict=True):
         axes.set(xlabel=name)
@@ -59,6 +60,17 @@ def draw_curves(runs: dict[str, list[list[Round]]]) -> Figure:
         _in_powers(axes, amounts)
     figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     return figure
+
+
+def _score_axis(record: Round) -> str:
+    task = task_of(record["accuracy"])
+    return f"{task.title}, mean over clients{' (%)' if task.percent else ''}"
+
+
+def _shown(record: Round, value: float | None) -> float:
+    """Return a score of a record as it is drawn: a share in percent, NaN where there is none."""
+    value = np.nan if value is None else value
+    return 100 * value if task_of(record["accuracy"]).percent else value
 
 
 def draw_loss(runs: dict[str, list[list[Round]]]) -> Figure | None:
@@ -172,7 +184,11 @@ def draw_metrics(
       shown: names in `jaxfl.results.measures.SHOWN`; values of a whole run have no panel.
       class_names: the classes in words, if they have names.
     """
-    panels = [name for name in shown if name in SCORES or name == PER_CLASS]
+    first = next((of_run[0][0] for _, of_run in map(_scored, runs.values()) if of_run[0]), None)
+    scores = SCORES_OF[task_of(first["accuracy"]).name] if first else {}
+    panels = [
+        name for name in shown if name in scores or (name == PER_CLASS and "per_class" in first["accuracy"])
+    ]
     if not panels:
         return None
     wrapped = _wrapped(runs)
@@ -189,14 +205,14 @@ def draw_metrics(
                 _draw_classes(axes, classes, number, len(runs))
                 continue
             rounds, scored = _scored(seeds)
-            points = [[SCORES[name].value(record) for record in of_seed] for of_seed in scored]
+            points = [[scores[name].value(record) for record in of_seed] for of_seed in scored]
             _draw_line(axes, rounds, points, number)
         if name == PER_CLASS:
             axes.set(xlabel="class", ylabel="accuracy at the last evaluation (%)")
             name_classes(axes.xaxis, class_names)
             axes.grid(alpha=0.3, axis="y")
         else:
-            axes.set(ylabel=SCORES[name].title.replace(" %", " (%)"))
+            axes.set(ylabel=scores[name].title.replace(" %", " (%)"))
             _over_rounds(axes)
     marks = [Line2D([], [], **_line(number)) for number in range(len(runs))]
     figure.legend(marks, wrapped, fontsize="small", loc="outside right upper")
@@ -365,7 +381,7 @@ def draw_bytes(runs: dict[str, list[list[Round]]]) -> Figure | None:
 
 
 def draw_architectures(runs: dict[str, list[list[Round]]]) -> Figure | None:
-    """Draw accuracy against rounds, a panel for each architecture; None if there is only one.
+    """Draw the score against rounds, a panel for each architecture; None if there is only one.
 
     Args:
       runs: for each label the metrics of its seeds, as in `draw_curves`. A run has no line for an
@@ -381,15 +397,15 @@ def draw_architectures(runs: dict[str, list[list[Round]]]) -> Figure | None:
     for number, (label, (rounds, seeds)) in enumerate(of_runs.items()):
         for axes, name in zip(panels, names, strict=True):
             of_seeds = [
-                [record["accuracy"]["per_group"].get(name) for record in records] for records in seeds
+                [_shown(record, record["accuracy"]["per_group"].get(name)) for record in records]
+                for records in seeds
             ]
-            shares = 100 * np.array(of_seeds, float)
-            if np.isfinite(shares).any():
-                _draw_line(axes, rounds, shares, number, label=label)
+            if np.isfinite(of_seeds).any():
+                _draw_line(axes, rounds, of_seeds, number, label=label)
     for axes, name in zip(panels, names, strict=True):
         axes.set(title=_in_lines(name, LABEL_WIDTH))
         _over_rounds(axes)
-    panels[0].set_ylabel("accuracy, mean over clients (%)")
+    panels[0].set_ylabel(_score_axis(scored[0]))
     known = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
     lines = {label: line for of_panel in known for line, label in of_panel}
     figure.legend(lines.values(), _wrapped(lines), fontsize="small", loc="outside right upper")

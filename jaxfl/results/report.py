@@ -14,7 +14,7 @@ from jaxfl.folder.records import Result
 from jaxfl.machine import files
 from jaxfl.results import notes as said
 from jaxfl.results.frame import Frame, by_case, read
-from jaxfl.results.measures import CONFUSION, class_names, usual_columns
+from jaxfl.results.measures import CONFUSION, class_names, task_of_all, usual_columns
 from jaxfl.results.paired import label_of
 from jaxfl.results.pivot import pivot
 from jaxfl.results.table import Table, confusion_csv, written
@@ -40,8 +40,8 @@ def report(
     """
     from jaxfl.results import plot  # here, so that commands without plots do not wait for it
 
-    check_targets(view.target)
     frame = read(folders, view.target, view.select)
+    check_targets(view.target, task_of_all([run.result for run in frame]))
     table = tabulate(frame, view, [*_left_out(folders), *notes])
     shown = by_case(best(frame, view.tune)[0])
     metrics = {label: [run.metrics for run in runs.values()] for (label, _), runs in shown.items()}

@@ -16,7 +16,8 @@ from jaxfl.folder.records import CohortScores, Config, Newcomers, Result, Round,
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
 from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, teacher_accuracy
-from jaxfl.results.target import by_target, stops, validations
+from jaxfl.results.target import by_target, gains, stops
+from jaxfl.tasks import task_of
 
 MOMENTS = ("received", "trained", "personal")  # of a round, at which clients' models can be scored
 
@@ -88,9 +89,10 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         gone = report.lost or [False] * len(cohorts)
         present = [slots.mask[t] & ~np.asarray(is_lost) for slots, is_lost in zip(cohorts, gone, strict=True)]
         scored = [name for name in MOMENTS if name in report.scores]
-        found = {name: cohort_accuracy(report.scores[name], present) for name in scored}
-        if teacher := report.scores.get("teacher"):
-            found |= teacher_accuracy(teacher, report.scores.get("trained"), present)
+        of_all, task = report.scores, federation.task
+        found = {name: cohort_accuracy(task, of_all[name], present) for name in scored}
+        if teacher := of_all.get("teacher"):
+            found |= teacher_accuracy(task, teacher, of_all.get("trained"), present)
         line["cohort"] = cast(CohortScores, found)
     return line
 
@@ -158,8 +160,12 @@ def joined(report: Report, cohort: Cohort, federation: Federation) -> Newcomers:
         sum(sum(_bytes(counts, taken)) for counts, taken in zip(of_groups, present, strict=True))
         for of_groups in (report.info.up, report.info.down)
     )
+    task = federation.task
     scores = {
-        name: {**cohort_accuracy(of_moment, present), "per_client": client_accuracies(of_moment, present)}
+        name: {
+            **cohort_accuracy(task, of_moment, present),
+            "per_client": client_accuracies(task, of_moment, present),
+        }
         for name, of_moment in report.scores.items()
         if name in MOMENTS
     }
@@ -233,7 +239,7 @@ def best(label: str, metrics: list[Round]) -> Round:
     Raises:
       JaxflError: naming the run's label, if clients have no validation rows.
     """
-    values = validations(metrics)
+    values = gains(metrics)
     if values is None:
         raise JaxflError(f"{label}: {NO_VALIDATION}")
     return [record for record in metrics if "accuracy" in record][int(np.argmax(values))]
@@ -242,12 +248,12 @@ def best(label: str, metrics: list[Round]) -> Round:
 def result(config: Config, metrics: list[Round], compilations: int) -> Result:
     """Return the summary of a run from its metrics and the number of programs compiled for it."""
     scored = [record for record in metrics if "accuracy" in record]
-    means, values = [record["accuracy"]["mean"] for record in scored], validations(metrics)
+    means, values = [record["accuracy"]["mean"] for record in scored], gains(metrics)
     summary = {
         "last": means[-1],
         "mean_last_10_evaluations": float(np.mean(means[-10:])),
         "best_validation": None if values is None else means[int(np.argmax(values))],
-        "best_test": max(means),
+        "best_test": task_of(scored[-1]["accuracy"]).better(means),
     }
     timed = [record["seconds"] for record in metrics if "seconds" in record]
     made: Result = {

@@ -1,4 +1,4 @@
-"""Scores of a run over clients, architectures and classes, from the answers of clients' models."""
+"""Scores of a run over clients, architectures and classes, from what is counted of clients' predictions."""
 
 import itertools
 import math
@@ -8,53 +8,55 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from jaxfl.core.score import Score
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.folder.records import Accuracy, OfCohort
-from jaxfl.results.measures import CONFUSION, SCORES, Rows, macro_f1, shares
+from jaxfl.results.measures import CONFUSION, SCORES_OF, Rows
+from jaxfl.tasks import CLASSES, Task
 
 
 def accuracy(
     scores: PerGroup, federation: Federation, show: Collection[str] = (), likely: PerGroup = ()
 ) -> Accuracy:
-    """Return the scores of all clients except newcomers on their own test rows, as fractions.
+    """Return the scores of all clients except newcomers on their own test rows, shares as fractions.
 
     Args:
-      scores: for each group, the `Score` of all its clients.
+      scores: for each group, what `Task.scored` returns of all its clients.
       federation: the clients.
-      show: names of further scores; those that are not in `SCORES` are left out.
+      show: names of further scores; those that are not of the task are left out.
       likely: per group (test, validation), see `jaxfl.core.score.likelihoods`, of all its clients; needed for
         scores of every row's answer.
 
     """
     order = np.argsort(np.concatenate([np.asarray(group.id) for group in federation.groups]))
     counted = ~np.concatenate(federation.newcomers)
-    every = _joined(scores)
-    counts, share = jax.tree.map(lambda leaf: leaf[counted], every), shares(every)
+    every, task = _joined(scores), federation.task
+    counts, share = jax.tree.map(lambda leaf: leaf[counted], every), task.each(every)
     ends = np.cumsum([len(group.id) for group in federation.groups])[:-1]
     of_groups = zip(federation.models, np.split(share, ends), np.split(counted, ends), strict=True)
-    right, rows = counts.right.sum(0).tolist(), counts.rows.sum(0).tolist()
+    measures, (further, compute) = SCORES_OF[task.name], task.further
 
     def by_id(values):
         return [*map(_or_none, np.where(counted, values, math.nan)[order].tolist())]
 
-    found: dict[str, Any] = {"mean": float(share[counted].mean())}
-    for score in SCORES.values():
+    found: dict[str, Any] = {"task": task.name, "mean": float(share[counted].mean())}
+    for score in measures.values():
         if score.overall:
             ((_, entry),) = score.paths
             found[entry] = _or_none(float(score.overall(counts)))
     found |= {
         "per_client": by_id(share),
-        "macro_f1_per_client": by_id(macro_f1(*every[:3])),
-        "per_class": [a / b if b else None for a, b in zip(right, rows, strict=True)],
+        f"{further}_per_client": by_id(compute(every)),
         "per_group": {model.name: float(own[present].mean()) for model, own, present in of_groups},
     }
-    clients, each = _answers(likely, federation) if likely else [], {}
-    for name in filter(show.__contains__, SCORES):
-        if (compute := SCORES[name].counts) is not None:
+    if task is CLASSES:
+        right, rows = counts.right.sum(0).tolist(), counts.rows.sum(0).tolist()
+        found["per_class"] = [a / b if b else None for a, b in zip(right, rows, strict=True)]
+    clients, each = _answers(likely, federation) if likely and task is CLASSES else [], {}
+    for name in filter(show.__contains__, measures):
+        if (compute := measures[name].counts) is not None:
             each[name] = by_id(compute(every))
-        elif (compute := SCORES[name].rows) is not None and clients:
-            parts = [client[SCORES[name].validates] for client in clients]
+        elif (compute := measures[name].rows) is not None and clients:
+            parts = [client[measures[name].validates] for client in clients]
             there = [known and len(part.truth) for known, part in zip(counted, parts, strict=True)]
             each[name] = by_id([compute(p) if t else math.nan for p, t in zip(parts, there, strict=True)])
     if each:
@@ -62,7 +64,7 @@ def accuracy(
             name: {"mean": _mean(values), "per_client": values} for name, values in each.items()
         }
     if CONFUSION in show and clients:
-        matrix = np.zeros((len(right), len(right) + 1), int)
+        matrix = np.zeros((len(found["per_class"]), len(found["per_class"]) + 1), int)
         for test, _ in itertools.compress(clients, counted):
             np.add.at(matrix, (test.truth, test.predicted), 1)
         found[CONFUSION] = matrix.tolist()
@@ -108,21 +110,22 @@ def _rows(truth: np.ndarray, relabel: np.ndarray, logs: np.ndarray) -> Rows:
 # ---- of some clients
 
 
-def cohort_accuracy(scores: PerGroup, present: list[np.ndarray]) -> OfCohort:
-    """Return the test accuracy of the clients present, masks (k_g,): mean over them, and pooled over rows."""
+def cohort_accuracy(task: Task, scores: PerGroup, present: list[np.ndarray]) -> OfCohort:
+    """Return the test score of the clients present, masks (k_g,): mean over them, and pooled over rows."""
     here = _present(scores, present)
-    return {"mean": float(shares(here).mean()), "pooled": float(here.right.sum() / here.rows.sum())}
+    return {"mean": float(task.each(here).mean()), "pooled": float(task.pooled(here))}
 
 
-def client_accuracies(scores: PerGroup, present: list[np.ndarray]) -> list[float]:
-    """Return the test accuracy of each client present, in the order of places."""
-    return shares(_present(scores, present)).tolist()
+def client_accuracies(task: Task, scores: PerGroup, present: list[np.ndarray]) -> list[float]:
+    """Return the test score of each client present, in the order of places."""
+    return task.each(_present(scores, present)).tolist()
 
 
-def teacher_accuracy(teacher: PerGroup, own: PerGroup | None, present: list[np.ndarray]) -> dict:
-    """Return the accuracy of what teaches the clients present, on their own test rows.
+def teacher_accuracy(task: Task, teacher: PerGroup, own: PerGroup | None, present: list[np.ndarray]) -> dict:
+    """Return the score of what teaches the clients present, on their own test rows.
 
     Args:
+      task: what is scored.
       teacher: its scores, per group; not finite of a client that has no teacher.
       own: those of the clients' own models, None if unknown.
       present: masks (k_g,).
@@ -134,17 +137,22 @@ def teacher_accuracy(teacher: PerGroup, own: PerGroup | None, present: list[np.n
     taught = [here & of_group.finite for here, of_group in zip(present, teacher, strict=True)]
     if not any(of_group.any() for of_group in taught):
         return {}
-    found = cohort_accuracy(teacher, taught)
-    lead = {"lead": found["mean"] - cohort_accuracy(own, taught)["mean"]} if own else {}
+    found = cohort_accuracy(task, teacher, taught)
+    lead = {"lead": found["mean"] - cohort_accuracy(task, own, taught)["mean"]} if own else {}
     return {"teacher": {**found, **lead}}
 
 
-def _present(scores: PerGroup, present: list[np.ndarray]) -> Score:
+def _present(scores: PerGroup, present: list[np.ndarray]) -> Any:
     """Return the counts of the clients present."""
     here = np.concatenate(present)
     return jax.tree.map(lambda leaf: leaf[here], _joined(scores))
 
 
 def _joined(scores: PerGroup) -> Any:
-    """Concatenate the counts of all groups' clients; the leaves are NumPy arrays of int64."""
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves).astype(np.int64), *scores)
+    """Concatenate the counts of all groups' clients; the leaves are NumPy arrays of int64 or float64."""
+
+    def joined(*leaves):
+        found = np.concatenate(leaves)
+        return found.astype(float if found.dtype.kind == "f" else np.int64)
+
+    return jax.tree.map(joined, *scores)

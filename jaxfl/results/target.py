@@ -1,4 +1,4 @@
-"""What a run spends until it first reaches a target accuracy, and where it stops, from only its metrics."""
+"""What a run spends until it first reaches a target score, and where it stops, from only its metrics."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -7,20 +7,23 @@ import numpy as np
 
 from jaxfl.errors import JaxflError
 from jaxfl.folder.records import Config, Round, Target
+from jaxfl.tasks import Task, task_of
 
 SPENT = ("bytes_up", "bytes_down", "flops", "simulated_seconds")
 ROUNDING = 1e-9  # a mean of fractions may miss its exact value
 
 
-def check_targets(targets: Sequence[float]) -> None:
-    """Refuse targets that are not accuracies.
+def check_targets(targets: Sequence[float], task: Task) -> None:
+    """Refuse targets that no score of the task can be.
 
     Raises:
-      JaxflError: naming the first one outside of (0, 1].
+      JaxflError: naming the first one.
     """
     for target in targets:
-        if not 0 < target <= 1:
+        if task.percent and not 0 < target <= 1:
             raise JaxflError(f"--target takes accuracies in (0, 1], such as 0.7, but one is {target:g}.")
+        if not 0 < target < np.inf:
+            raise JaxflError(f"--target takes a {task.title} above 0, but one is {target:g}.")
 
 
 def by_target(metrics: list[Round], targets: Sequence[float]) -> dict[str, Target]:
@@ -50,17 +53,23 @@ def _evaluations_since_best(metrics: list[Round]) -> int:
 
     That loss is the mean over the rounds since the evaluation before.
     """
-    values = validations(metrics)
+    values = gains(metrics)
     if values is None:
         ends = [0, *(record["round"] for record in metrics if "accuracy" in record)]
         values = [-_mean_loss(metrics[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
     return len(values) - 1 - int(np.argmax(values)) if values else 0
 
 
-def validations(metrics: list[Round]) -> list[float] | None:
-    """Return the accuracy on validation rows at every evaluation; None if clients have no such rows."""
-    values = [record["accuracy"]["validation"] for record in metrics if "accuracy" in record]
-    return None if None in values else cast(list[float], values)
+def gains(metrics: list[Round]) -> list[float] | None:
+    """Return the score on validation rows at every evaluation, so that more is better.
+
+    None if clients have no such rows.
+    """
+    scored = [record["accuracy"] for record in metrics if "accuracy" in record]
+    values = [score["validation"] for score in scored]
+    if None in values:
+        return None
+    return [task_of(score).gain(cast(float, value)) for score, value in zip(scored, values, strict=True)]
 
 
 def _mean_loss(records: list[Round]) -> float:
@@ -69,9 +78,13 @@ def _mean_loss(records: list[Round]) -> float:
 
 
 def _reaching(metrics: list[Round], target: float) -> int | None:
-    """Return the first round whose accuracy reaches the target, None if there is none."""
-    means = ((record["round"], record["accuracy"]["mean"]) for record in metrics if "accuracy" in record)
-    return next((number for number, mean in means if mean >= target - ROUNDING), None)
+    """Return the first round whose score reaches the target, None if there is none."""
+    for record in metrics:
+        if "accuracy" in record:
+            gain = task_of(record["accuracy"]).gain
+            if gain(record["accuracy"]["mean"]) >= gain(target) - ROUNDING:
+                return record["round"]
+    return None
 
 
 def _spent(metrics: list[Round], rounds: int | None) -> Target:

@@ -8,6 +8,7 @@ from jaxfl.config import choices
 from jaxfl.errors import JaxflError
 from jaxfl.results.frame import Frame, by_case, words
 from jaxfl.results.result import NO_VALIDATION
+from jaxfl.tasks import task_of
 
 
 def apart(label: str, tune: Sequence[str]) -> tuple[str, str]:
@@ -53,13 +54,15 @@ def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
         return frame, []
     cases, grids = by_case(frame), {}
     for (method, setting), runs in cases.items():
-        shares = [run.result["accuracy"]["validation"] for run in runs.values()]
+        scores = [run.result["accuracy"] for run in runs.values()]
+        shares = [score["validation"] for score in scores]
         if None in shares:
             raise JaxflError(f"--tune: {NO_VALIDATION}")
         name, options = apart(method, tune)
         shown = name, tuple((axis, value) for axis, value in setting if axis not in tune)
         tried = ",".join(filter(None, [options, *(value for axis, value in setting if axis in tune)]))
-        grids.setdefault(shown, {})[method, setting] = np.mean(np.array(shares, float)), tried
+        gain = task_of(scores[0]).gain(float(np.mean(np.array(shares, float))))
+        grids.setdefault(shown, {})[method, setting] = gain, tried
     kept, notes = {}, []
     for shown, grid in grids.items():
         case = max(grid, key=lambda place: grid[place][0])

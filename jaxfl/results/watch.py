@@ -15,8 +15,10 @@ from rich.text import Text
 
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
+from jaxfl.folder.records import Accuracy
 from jaxfl.folder.owner import is_owned
 from jaxfl.machine.files import below
+from jaxfl.tasks import task_of
 
 EVERY = 1.0  # seconds between two updates
 PATIENCE = 60.0  # seconds without news that are normal: a program may be compiling
@@ -29,7 +31,8 @@ class Progress(NamedTuple):
       label: label of its method.
       seed: seed of the run.
       rounds: number of rounds done and planned.
-      accuracy: mean over clients at the last evaluation, None before the first one.
+      score: mean over clients at the last evaluation, an accuracy in percent, another score with its title;
+        "-" before the first one.
       loss: loss of the last round, None before the first one or if it is not finite.
       bytes_up: bytes sent so far by all clients.
       bytes_down: bytes received so far by all clients.
@@ -44,7 +47,7 @@ class Progress(NamedTuple):
     label: str
     seed: int
     rounds: tuple[int, int]
-    accuracy: float | None
+    score: str
     loss: float | None
     bytes_up: int
     bytes_down: int
@@ -118,7 +121,7 @@ def _progress(run: Path, news: float, finished: bool, owned: bool) -> Progress:
         label=config["label"],
         seed=config["options"]["seed"],
         rounds=(len(metrics), config["options"]["rounds"]),
-        accuracy=scored[-1]["accuracy"]["mean"] if scored else None,
+        score=_in_words(scored[-1]["accuracy"]) if scored else "-",
         loss=metrics[-1]["loss"] if metrics else None,
         bytes_up=sum(record["bytes_up"] for record in metrics),
         bytes_down=sum(record["bytes_down"] for record in metrics),
@@ -128,6 +131,11 @@ def _progress(run: Path, news: float, finished: bool, owned: bool) -> Progress:
         finished=finished,
         owned=owned,
     )
+
+
+def _in_words(scores: Accuracy) -> str:
+    task, mean = task_of(scores), scores["mean"]
+    return f"{100 * mean:.1f}" if task.percent else task.text(mean)
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -181,7 +189,7 @@ def _of_runs(found: dict[Path, Progress], now: float, width: int) -> Table:
         values = {
             "seed": str(of_run.seed),
             "round": "{}/{}".format(*of_run.rounds),
-            "accuracy\n%": _number(of_run.accuracy and 100 * of_run.accuracy, ".1f"),
+            "accuracy\n%": of_run.score,
             "loss": _number(of_run.loss, ".3f"),
             "MB\nup": f"{of_run.bytes_up / 1e6:.2f}",
             "MB\ndown": f"{of_run.bytes_down / 1e6:.2f}",

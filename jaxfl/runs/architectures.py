@@ -7,17 +7,29 @@ from jaxfl.config.setup import Setup
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.data.generators import DEVICES, generator
 from jaxfl.data.partition import Partition
-from jaxfl.data.sources import of_vectors
+from jaxfl.data.sources import kind_of, of_vectors
 from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import zoo
 from jaxfl.models.model import Model
+from jaxfl.tasks import CLASSES, Task
 
 
 def build_models(
-    setup: Setup, shape: tuple[int, int, int], partition: Partition
+    setup: Setup,
+    shape: tuple[int, ...],
+    partition: Partition,
+    task: Task = CLASSES,
+    vocabulary: int = 0,
 ) -> tuple[tuple[Model, int], ...]:
-    """Build pairs (model, number of clients) for images (H, W, C), in the order of client ids.
+    """Build pairs (model, number of clients) for examples of a shape and a task, in the order of client ids.
+
+    Args:
+      setup: the options.
+      shape: (H, W, C) of an image, or (T,) of tokens.
+      partition: how many outputs there are, and clients.
+      task: what outputs are for.
+      vocabulary: number of different tokens, if the rows are tokens.
 
     Raises:
       JaxflError: if there is no such network, two are the same, or the numbers of clients do not add up.
@@ -26,22 +38,20 @@ def build_models(
     built = []
     for choice in named:
         name, texts = choices.split(choice)
-        model = zoo.build(choice, shape=shape, classes=partition.outputs)
+        model = zoo.build(choice, shape=shape, classes=partition.outputs, vocabulary=vocabulary)
         base, some_options, _ = model.name.partition(",")
         # A name that shows an option, or is one of several with the same base, shows all that were given.
         if some_options or sum(choices.split(other)[0] == name for other in named) > 1:
             model = dataclasses.replace(model, name=choices.join(base, texts))
-        computed = {"precision": setup.run.precision, "convolution": setup.machine.convolution}
+        computed = {"precision": setup.run.precision, "convolution": setup.machine.convolution, "task": task}
         built.append(dataclasses.replace(model, **computed))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
     return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))
 
 
-def architectures(
-    setup: Setup, shape: tuple[int, int, int], clients: int
-) -> tuple[list[str], list[str | None]]:
-    """Return the model choices for images (H, W, C), and the number of clients of each, None if not given.
+def architectures(setup: Setup, shape: tuple[int, ...], clients: int) -> tuple[list[str], list[str | None]]:
+    """Return the model choices for examples of a shape, and the number of clients of each, None if not given.
 
     There are no more default models than clients.
     """
@@ -62,8 +72,7 @@ def client_devices(setup: Setup, federation: Federation) -> PerGroup | None:
       JaxflError: see `jaxfl.machine.clock.profile`; an architecture may be named as in `--models`.
     """
     models = federation.models
-    height, width, channels = models[0].shape
-    chosen, _ = architectures(setup, (height, width, channels), federation.clients)
+    chosen, _ = architectures(setup, models[0].shape, federation.clients)
     names = {
         model.name: {choice, choices.without_folder(choice)}
         for model, choice in zip(models, chosen, strict=True)
@@ -76,8 +85,10 @@ def client_devices(setup: Setup, federation: Federation) -> PerGroup | None:
     return of_clients(devices, sizes, setup.run.device_spread, rng)
 
 
-def _by_default(shape: tuple[int, int, int]) -> tuple[str, ...]:
-    """Return two default architectures that suit images (H, W, C)."""
+def _by_default(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return two default architectures that suit images (H, W, C), or tokens (T,)."""
+    if kind_of(shape) == "tokens":
+        return "transformer", "gru"
     if of_vectors(shape):
         return "mlp", "mlp,hidden=50"
     return ("mlp", "mcmahan,padding=same") if min(shape[:2]) < 16 else ("lenet5", "mcmahan")

@@ -21,16 +21,17 @@ from jaxfl.core.protocol_check import check
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.data.sources import Source, of_vectors
+from jaxfl.data.sources import Source, kind_of
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.records import Config
-from jaxfl.folder.variant import Variant
+from jaxfl.folder.variant import Variant, needs_of
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
 from jaxfl.results.measures import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
+from jaxfl.tasks import require_classes
 
 
 def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
@@ -131,9 +132,11 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> Data:
 
     Raises:
       JaxflError: if the method is the user's own and does not keep the protocol, or vectors are to be
-        augmented like images, or windows rotated, or clients' state is to be in the host's memory and a round
-        needs all clients.
+        augmented like images, or windows rotated, or the labels are for a task that the method cannot do, or
+        clients' state is to be in the host's memory and a round needs all clients.
     """
+    if "classes" in needs_of(variant):
+        require_classes(data.source.task, variant.label)
     _require_images_to_augment(variant, data.source)
     if setup.machine.client_state == "host" and (variant.programs.algorithm.host or variant.programs.prepare):
         raise beyond_cohort(f"{variant.label} has a step that uses all clients")
@@ -148,18 +151,18 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> Data:
 
 
 def _require_images_to_augment(variant: Variant, source: Source) -> None:
-    """Refuse to augment vectors like images, and to rotate or colour windows of a signal."""
+    """Refuse to augment vectors and tokens like images, and to rotate or colour windows of a signal."""
     augment, shape = variant.config.augment, source.images.shape[1:]
-    if augment and of_vectors(shape):
+    if augment and kind_of(shape) in ("vectors", "tokens"):
         raise JaxflError(
             f"{variant.label}: --augment {' '.join(augment)} changes images, but {source.name} holds "
-            "vectors; leave it out."
+            f"{kind_of(shape)}; leave it out."
         )
     for kind, does in (("rotate", "turns"), ("colour", "changes the colours of")):
         if kind in augment and 1 in shape[:2]:
             raise JaxflError(
-                f"{variant.label}: --augment {kind} {does} images, but {source.name} holds windows of "
-                f"{max(shape[:2])} steps; leave it out."
+                f"{variant.label}: --augment {kind} {does} images, but {source.name} holds {kind_of(shape)}; "
+                "leave it out."
             )
 
 

@@ -37,7 +37,9 @@ from jaxfl.folder import store
 from jaxfl.folder.records import DataSet
 from jaxfl.machine.processes import on_first_process
 from jaxfl.models.model import Model
+from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
+from jaxfl.tasks import task_of
 
 CLIENTS = 20  # default number
 # Default options of a partition by data set: digits are few, and a client with little data learns from
@@ -75,19 +77,21 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     """
     _require_device()
     source = source or load_source(setup)
+    check_targets(setup.run.target, source.task)
     partition = divide(setup, source, saved and saved / store.PARTITION)
     then = store.read_config(saved)["data"] if saved else None
     if saved and then:
         _require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
-    models = build_models(setup, source.images.shape[1:], partition)
+    shape = source.images.shape[1:]
+    models = build_models(setup, shape, partition, source.task, source.vocabulary)
     public = other_images(setup, source, partition.rows)
     at_once, devices = share_out(setup, max(count for _, count in models))
     drawn = draw_shift(setup, source, len(partition.train))
     of_host = setup.machine.client_state == "host"
     apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
     trained = [rows for rows, away in zip(partition.train, apart, strict=True) if not away]
-    moments = recorded_moments(then) if then else training_moments(source, trained)
+    moments = recorded_moments(then) if then else training_moments(source, trained, setup.data.normalise)
     federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host, moments)
     federation = with_newcomers(setup, federation)
     if of_host:
@@ -132,14 +136,17 @@ def _checksum(images: np.ndarray) -> str:
 
 def recorded_moments(images: DataSet) -> Moments:
     """Return the moments by which a run normalises its images, as `images_of` describes them."""
-    mean, std = (np.reshape(images[name], (1, 1, 1, -1)) for name in ("mean", "std"))
-    return mean, std
+    of_each = len(images["mean"]) == np.prod(images["shape"])  # value on its own, not of each channel
+    shape = (1, *images["shape"]) if of_each else (1, 1, 1, -1)
+    mean, std = (np.reshape(images[name], shape) for name in ("mean", "std"))
+    target = images.get("target")
+    return Moments(mean, std, target and (np.array(target["mean"]), np.array(target["std"])))
 
 
 def images_of(data: Data) -> DataSet:
     """Describe a run's images for its configuration, so that predictions need no data set."""
     images, federation = data.source.images, data.federation
-    return {
+    found: DataSet = {
         "shape": list(images.shape[1:]),
         "dtype": str(images.dtype),
         "mean": np.ravel(federation.mean).tolist(),
@@ -147,7 +154,13 @@ def images_of(data: Data) -> DataSet:
         "public": len(federation.public),
         "class_names": list(data.source.class_names),
         "checksum": _checksum(images),
+        "task": federation.task.name,
+        "vocabulary": data.source.vocabulary,
     }
+    if federation.target:
+        mean, std = (np.asarray(array).tolist() for array in federation.target)
+        found["target"] = {"mean": mean, "std": std}
+    return found
 
 
 def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, begun: Path) -> Federation:
@@ -163,8 +176,8 @@ def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, be
       JaxflError: if something does not fit, or a model is not found again.
     """
     _require_device()
-    height, width, channels = images["shape"]
-    models = build_models(setup, (height, width, channels), partition)
+    shape, vocabulary = tuple(images["shape"]), images.get("vocabulary", 0)
+    models = build_models(setup, shape, partition, task_of(images), vocabulary)
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
     return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
@@ -267,7 +280,7 @@ def share_out(setup: Setup, largest: int) -> tuple[int, int]:
 
 def load_source(setup: Setup) -> Source:
     """Load the clients' data set."""
-    return load(setup.data.dataset, setup.machine.data_dir)
+    return load(setup.data.dataset, setup.machine.data_dir, task=setup.data.task)
 
 
 def partitioner_of(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:

@@ -5,13 +5,11 @@ from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
 from jaxfl.results.measures import check_columns
-from jaxfl.results.target import check_targets
 from jaxfl.runs.prepare import partitioner_of
 
 
 def check_setup(setup: Setup) -> None:
     """Refuse options that contradict each other, or are of another type or out of range."""
-    check_targets(setup.run.target)
     check_columns(setup.machine.show)
     public, options = choices.split(setup.data.public)
     if public in ("auto", "none") and options:

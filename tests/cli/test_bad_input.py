@@ -230,7 +230,7 @@ REFUSED = [
     ("run fedavg @own.args --dataset pickled.npz", "pickled.npz is damaged or not an .npz file of plain arr"),
     (
         "run fedavg @own.args --dataset escaping.npz",
-        "lacks labels and images, features or windows; it holds ../im",
+        "lacks labels and images, features, windows or tokens; it holds ../im",
     ),
     ("run fedavg @own.args --dataset encrypted.npz", "encrypted.npz is damaged or not an .npz file"),
     ("run fedavg @own.args --dataset endless.npz", "endless.npz holds more than fits in memory"),

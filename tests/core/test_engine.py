@@ -36,7 +36,7 @@ from jaxfl.core.job import Job, traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import Conditions, Report, as_programs
-from jaxfl.core.score import Score, score
+from jaxfl.core.score import score
 from jaxfl.core.streams import PUBLIC, SERVER, SHARED_BATCHES, streams
 from jaxfl.core.window import LISTS, around, on_host, round_on
 from jaxfl.data.federation import federate, set_apart
@@ -48,6 +48,7 @@ from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.models.named import ClientWeights
 from jaxfl.registry import METHODS
+from jaxfl.tasks import Score
 
 ROUNDS = 5
 KEY = jax.random.key(0)

@@ -17,12 +17,12 @@ from jaxfl.core.flops import Operations
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.rounds import Report, as_programs
-from jaxfl.core.score import Score
 from jaxfl.core.training import Training, fit
 from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import norms, zoo
 from jaxfl.registry import METHODS
 from jaxfl.results.result import joined, records
+from jaxfl.tasks import Score
 
 INPUTS = 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client

@@ -25,11 +25,11 @@ from jaxfl.core.training import (
     Training,
     batch_order,
     batches_per_phase,
-    cross_entropy,
     descend,
     fit,
     local_optimizer,
     steps_of,
+    task_loss,
 )
 from jaxfl.data.federation import Batch
 from jaxfl.errors import JaxflError
@@ -133,7 +133,7 @@ def test_a_server_trains_without_a_client(federation):
     model, public = federation.models[0], federation.public
     rows = server_rows(public, jnp.int32(len(public)), federation)
     weights = model.init(KEY)
-    trained = jax.jit(lambda: descend(cross_entropy(model), weights, KEY, rows, PLAIN))()
+    trained = jax.jit(lambda: descend(task_loss(model), weights, KEY, rows, PLAIN))()
     assert trained.steps == 2 * 4 and trained.loss > 0
 
 
@@ -152,14 +152,14 @@ def test_a_last_batch_of_one_row_trains_unless_batchnorm_gets_single_values(fede
     rows, weights = own_rows(client, PLAIN), initial(model)
     assert client.size == 7
     for _ in range(2):  # the second time as the first, whatever JAX remembers
-        trained = jax.jit(lambda: descend(cross_entropy(model), weights, KEY, rows, PLAIN))()
+        trained = jax.jit(lambda: descend(task_loss(model), weights, KEY, rows, PLAIN))()
         assert trained.steps == 2 * batches == steps_of(client.size, model, PLAIN)
     one_by_one = Training(batch_size=1)
     if batches == 3:
-        descend(cross_entropy(model), weights, KEY, rows, one_by_one)
+        descend(task_loss(model), weights, KEY, rows, one_by_one)
     else:
         with pytest.raises(JaxflError, match="BatchNorm .* needs batches of two rows or more"):
-            descend(cross_entropy(model), weights, KEY, rows, one_by_one)
+            descend(task_loss(model), weights, KEY, rows, one_by_one)
 
 
 def test_an_update_that_was_traced_before_is_asked_again():
@@ -167,7 +167,7 @@ def test_an_update_that_was_traced_before_is_asked_again():
     rows = arrays(jnp.ones((7, *SHAPE)), jnp.zeros(7, jnp.int32), jnp.int32(7))
 
     def update(weights, batch, key):
-        loss, stats = cross_entropy(model)(weights, batch, key)
+        loss, stats = task_loss(model)(weights, batch, key)
         return weights._replace(stats=stats), loss
 
     for _ in range(2):
@@ -178,7 +178,7 @@ def trained(federation, **departures):
     client = one_client(federation)
     model = client.model
     weights, rows = model.init(KEY), own_rows(client, PLAIN)
-    loss = departures.pop("loss", cross_entropy(model))
+    loss = departures.pop("loss", task_loss(model))
     return jax.jit(lambda: descend(loss, weights, KEY, rows, PLAIN, **departures))()
 
 
@@ -210,7 +210,7 @@ def test_each_phase_draws_other_batches(federation):
 
 def test_a_tally_sums_what_the_loss_observes(federation):
     client = one_client(federation)
-    plain = cross_entropy(client.model)
+    plain = task_loss(client.model)
 
     def observing(weights, batch, key):
         return *plain(weights, batch, key), {"rows": batch.mask.sum(dtype=jnp.int32)}

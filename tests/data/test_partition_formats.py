@@ -11,6 +11,7 @@ import pytest
 from conftest import assert_same, tiny_partition, tiny_source, validating
 
 from jaxfl.data import partition_formats
+from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import divide
 from jaxfl.data.partitioners import iid, natural
 from jaxfl.data.readers import load
@@ -30,6 +31,7 @@ class Trap:
 
 
 PARTITION = tiny_partition(SOURCE)
+MOMENTS = training_moments(SOURCE, PARTITION.train)
 
 
 def test_json_comes_back_unchanged(tmp_path):
@@ -181,7 +183,7 @@ def test_partitions_of_fl_bench_are_read_without_unpickling_them(tmp_path, monke
 
 def test_files_for_pfllib_hold_what_clients_see(tmp_path):
     drawn = Drawn(("rotate",), (np.array([0.0, 180.0, 0.0, 0.0, 0.0]),), 0)
-    partition_formats.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", drawn)
+    partition_formats.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", drawn, MOMENTS)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["num_clients"], config["num_classes"], config["partition"]) == (5, 3, "mine")
     training = SOURCE.images[np.concatenate(PARTITION.train)].astype(float)
@@ -199,7 +201,7 @@ def test_files_for_pfllib_hold_what_clients_see(tmp_path):
 
 
 def test_a_folder_of_pfllib_is_a_data_set_of_natural_clients_with_its_split(tmp_path, monkeypatch):
-    partition_formats.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", None)
+    partition_formats.write_pfllib(tmp_path, PARTITION, SOURCE, "mine", None, MOMENTS)
     source = load(f"pfllib:{tmp_path}")
     assert (source.images.dtype, source.images.shape[1:], source.classes) == (np.float32, (8, 8, 1), 3)
     by = column(source, "client")

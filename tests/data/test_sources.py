@@ -14,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+import jaxfl
 from jaxfl.data import folder, kept
 from jaxfl.data.federation import federate
 from jaxfl.data.normalisation import moments, training_moments
@@ -76,8 +77,29 @@ def test_images_are_normalised_by_those_on_which_clients_train():
     np.testing.assert_allclose(beside.inputs(beside.public), expected, rtol=1e-5)
     twice = partition._replace(train=(*partition.train, partition.train[0]))
     np.testing.assert_array_equal(
-        training_moments(source, twice.train), training_moments(source, partition.train)
+        training_moments(source, twice.train)[:2], training_moments(source, partition.train)[:2]
     )
+
+
+@pytest.mark.parametrize(("normalise", "axes"), [("channel", (0, 1, 2)), ("feature", 0), ("none", None)])
+def test_normalisation_is_a_choice(normalise, axes, tmp_path):
+    """The run keeps it, its deployed models use it, and the rows that nobody trains on have no part in it."""
+    images, labels = np.random.default_rng(0).normal(3, 2, (40, 5, 4, 2)), np.arange(40) % 2
+    name = write(tmp_path / "some.npz", images=images, labels=labels, split=np.arange(40) < 30)
+    source, train = load(name), [np.arange(9), np.arange(5, 25)]
+    mean, std, _ = training_moments(source, train, normalise)
+    known = source.images[:25].astype(float)
+    expected = (0, 1) if axes is None else (known.mean(axes), known.std(axes))
+    for found, wanted in zip((mean, std), expected, strict=True):
+        np.testing.assert_allclose(found[0], np.broadcast_to(wanted, found.shape[1:]), rtol=1e-6)
+    options = dict(clients=2, partition="iid", models=["mlp"], rounds=1, test="source", quiet=True)
+    run = jaxfl.run("local", dataset=name, normalise=normalise, run_dir=str(tmp_path / "run"), **options)
+    rows = run.partition.test[1]
+    said = run.models[1].predict(run.source.images[rows])
+    assert (said == run.source.labels[rows]).mean() == pytest.approx(run.models[1].accuracy)
+    trained = run.source.images[np.unique(np.concatenate(run.partition.train))].astype(float)
+    kept = np.reshape(run.config["data"]["mean"], (5, 4, 2) if normalise == "feature" else (2,))
+    np.testing.assert_allclose(kept, trained.mean(axes) if axes is not None else 0, rtol=1e-5)
 
 
 def test_digits_are_those_of_scikit_learn():
@@ -211,7 +233,7 @@ def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path
     windows, labels = np.random.default_rng(0).integers(-9, 9, (20, 7, 3)), np.arange(20) % 2
     source = load(write(tmp_path / "windows.npz", windows=windows, labels=labels, split=np.ones(20, bool)))
     assert source.images.shape == (20, 1, 7, 3) and source.images.dtype == np.float32
-    mean, std = training_moments(source, [np.arange(20)])
+    mean, std, _ = training_moments(source, [np.arange(20)])
     np.testing.assert_allclose([mean.ravel(), std.ravel()], [windows.mean((0, 1)), windows.std((0, 1))])
 
 
@@ -222,7 +244,7 @@ def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path
         ({"images": IMAGES[0], "labels": LABELS}, r"images have shape \(2, 2\); .* features are \(N, d\)"),
         ({"features": IMAGES, "labels": LABELS}, r"shape \(10, 2, 2\); .* windows are \(N, T, C\)"),
         ({"images": IMAGES, "windows": IMAGES, "labels": LABELS}, "holds images and windows; keep the one"),
-        ({"labels": LABELS}, "lacks images, features or windows; it holds labels"),
+        ({"labels": LABELS}, "lacks images, features, windows or tokens; it holds labels"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, "at least one of each"),
         ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64"),
         ({"images": np.full((10, 2, 2), np.nan), "labels": LABELS}, "NaN or infinite"),

@@ -25,6 +25,7 @@ from conftest import (
 )
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
+from jaxfl import tasks
 from jaxfl.algorithms.reassembly.cmsr import Candidate
 from jaxfl.algorithms.reassembly.pfedclub import PFedClub
 from jaxfl.algorithms.reassembly.pfedclub_plus import PFedClubPlus
@@ -59,6 +60,7 @@ from jaxfl.mechanisms.reassembly.views import view
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 
+CROSS_ENTROPY = tuning.supervised(tasks.CLASSES)
 COLOUR = (32, 32, 3)
 SOME = ((2, 0), (1,))  # clients that are present, by position in their two groups
 ABSENT = ((1,), (0,))
@@ -365,7 +367,7 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
         return -picked.mean()
 
     expected = jax.jit(jax.grad(loss))({place: chain[place].weights.params for place in places})
-    step = in_parts(gradient, tuple(part.layer for part in chain), tuning.cross_entropy, tuple(places))
+    step = in_parts(gradient, tuple(part.layer for part in chain), CROSS_ENTROPY, tuple(places))
     (found, _), _ = step([part.weights for part in chain], images.x, images.y, None)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
@@ -427,7 +429,7 @@ def test_exactly_the_chosen_parts_of_a_chain_train(normalised, federation, which
     places = [place for place, part in enumerate(normalised) if TRAINS[which](part)]
     images, key = tuning.images_of(federation), jax.random.key(7)
     batches = [(images.x[i : i + 5], images.y[i : i + 5]) for i in (0, 5, 2)]
-    after = train(normalised, batches, tuning.cross_entropy, 0.01, trains=TRAINS[which], key=key)
+    after = train(normalised, batches, CROSS_ENTROPY, 0.01, trains=TRAINS[which], key=key)
     normalised, after = jax.device_get((normalised, after))
     expected = by_composition(normalised, batches, 0.01, places, key)
     for place, (old, new) in enumerate(zip(normalised, after, strict=True)):
@@ -449,7 +451,7 @@ def test_exactly_the_chosen_parts_of_a_chain_train(normalised, federation, which
 
 def test_batchnorm_after_a_dense_layer_does_not_train_on_single_images(normalised, federation):
     images = tuning.images_of(federation)
-    batches, loss, key = [(images.x[:1], images.y[:1])], tuning.cross_entropy, jax.random.key(0)
+    batches, loss, key = [(images.x[:1], images.y[:1])], CROSS_ENTROPY, jax.random.key(0)
     train(normalised, batches, loss, 0.1, trains=TRAINS["all"], key=key)
     model = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=2, norm="batch")
     chain = (Part(model, initial(model)),)
@@ -664,7 +666,7 @@ def test_a_deeper_network_of_known_parts_compiles_nothing(federation):
     def compiled(stitches):
         before, network = server.compiled.programs, (dense, *stitches * stitch, classifier)
         batches = [(images.x[:5], images.y[:5])] * 2
-        train(network, batches, tuning.cross_entropy, 0.1, trains=is_stitch, key=jax.random.key(0))
+        train(network, batches, CROSS_ENTROPY, 0.1, trains=is_stitch, key=jax.random.key(0))
         run_all(network, images.x[:5], 5)
         return server.compiled.programs - before
 
@@ -747,7 +749,7 @@ def test_operations_of_parts_are_counted(federation):
     stitch = assembly.assemble([Stitch((5,), (5,))], members, np.random.default_rng(0))
 
     def operations(chain, places):
-        step = in_parts(gradient, tuple(part.layer for part in chain), tuning.cross_entropy, tuple(places))
+        step = in_parts(gradient, tuple(part.layer for part in chain), CROSS_ENTROPY, tuple(places))
         given = [part.weights for part in chain], images.x, images.y, jax.random.key(0)
         return flops.on_host(step, *given)[1]
 

@@ -10,7 +10,6 @@ import jaxfl
 from jaxfl.data.sources import Source
 from jaxfl.fl import (
     cohort_rows,
-    cross_entropy,
     descend,
     initial_weights,
     map_and_sum,
@@ -18,6 +17,7 @@ from jaxfl.fl import (
     per_group,
     sent_down,
     sent_up,
+    task_loss,
     tree,
 )
 from jaxfl.models import Block, Model
@@ -42,7 +42,7 @@ def build(config):
         hyper, received = state
 
         def client(key, client, start, own):
-            plain = cross_entropy(client.model)
+            plain = task_loss(client.model)
 
             def loss(weights, batch, key):
                 value, stats = plain(weights, batch, key)

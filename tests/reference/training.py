@@ -158,16 +158,22 @@ OPTIMIZERS = {"sgd": sgd, "adam": adam, "adamw": adamw, "undecayed adam": undeca
 
 
 def plain_loss(client, train=True):
-    """Return the client's cross-entropy, as `descend` takes it; the extractor may be in evaluation mode."""
+    """Return the client's loss, as `descend` takes it; the extractor may be in evaluation mode."""
 
     def loss(weights, rows):
         z, through_body = client.net(weights, client.x[rows], train)
         scores, through_head = nets.classify(weights, z)
-        value, dscores = cross_entropy(scores, client.y[rows])
+        loss_of = squared_error if client.y.dtype.kind == "f" else cross_entropy
+        value, dscores = loss_of(scores, client.y[rows])
         dz, of_head = through_head(dscores)
         return value, through_body(dz)[1] | of_head
 
     return loss
+
+
+def squared_error(scores, y):
+    """Return the mean squared error of predictions (B, targets), and its gradient with respect to them."""
+    return np.square(scores - y).mean(), 2 * (scores - y) / y.size
 
 
 def cross_entropy(scores, y):

@@ -21,10 +21,9 @@ from sklearn.metrics import (
 
 import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
-from jaxfl.core.score import Score
 from jaxfl.data.federation import federate, set_apart
 from jaxfl.errors import JaxflError
-from jaxfl.fl import Method, Training, cross_entropy, local_training
+from jaxfl.fl import Method, Training, local_training, task_loss
 from jaxfl.folder import store
 from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
@@ -32,10 +31,11 @@ from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
 from jaxfl.results import measures
 from jaxfl.results.clients import as_csv
-from jaxfl.results.measures import SCORES, Rows, macro_f1
+from jaxfl.results.measures import SCORES, Rows
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
 from jaxfl.results.scores import accuracy, cohort_accuracy, teacher_accuracy
+from jaxfl.tasks import CLASSES, Score, macro_f1
 
 SIZES = (7, 10)
 
@@ -233,7 +233,7 @@ def test_newcomers_who_diverge_end_the_run(chosen, tmp_path):
 
     def build(config):
         def objective(participant, blocks):
-            plain = cross_entropy(participant.model, blocks)
+            plain = task_loss(participant.model, blocks)
 
             def overflowing(weights, batch, key):
                 value, stats = plain(weights, batch, key)
@@ -322,7 +322,7 @@ def test_numbers_over_clients_leave_out_newcomers():
     validated = np.where(np.arange(11) % 2, 3, 0)  # half of the clients have no validation rows
     groups = [SimpleNamespace(id=np.arange(11) + 11 * g) for g in range(2)]
     models = [SimpleNamespace(name=name) for name in ("narrow", "wide")]
-    federation: Any = SimpleNamespace(groups=groups, models=models, newcomers=[newcomer] * 2)
+    federation: Any = SimpleNamespace(groups=groups, models=models, newcomers=[newcomer] * 2, task=CLASSES)
     rows = np.full((11, 1), 40)
     scores = [
         Score(of_group, rows, rows, validated + newcomer, 4 * (validated > 0) + 4 * newcomer, newcomer)
@@ -339,7 +339,9 @@ def test_a_cohort_is_pooled_over_rows():
     right, rows = np.array([[1, 0], [3, 3]]), np.array([[1, 1], [4, 4]])
     nothing = np.zeros(2, int)
     (scores, mask) = [Score(right, rows, rows, nothing, nothing, nothing)], [np.ones(2, bool)]
-    assert cohort_accuracy(scores, mask) == pytest.approx({"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10})
+    assert cohort_accuracy(CLASSES, scores, mask) == pytest.approx(
+        {"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10}
+    )
 
 
 def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
@@ -350,10 +352,10 @@ def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
         for right, finite in (([4, 9, 5, 1], 1), ([7, 0, 6, 10], 0))
     )
     present = [np.array([1, 1, 1, 0], bool)]
-    found = teacher_accuracy(teacher, own, present)
+    found = teacher_accuracy(CLASSES, teacher, own, present)
     assert found == {"teacher": pytest.approx({"mean": 0.65, "pooled": 0.65, "lead": 0.2})}
-    assert teacher_accuracy(teacher, None, present)["teacher"].keys() == {"mean", "pooled"}
-    assert teacher_accuracy(teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
+    assert teacher_accuracy(CLASSES, teacher, None, present)["teacher"].keys() == {"mean", "pooled"}
+    assert teacher_accuracy(CLASSES, teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
 
 
 def test_a_summary_is_of_the_last_ten_and_of_the_best():

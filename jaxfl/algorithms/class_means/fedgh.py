@@ -71,7 +71,7 @@ def build(config: FedGH) -> fl.Algorithm:
 
         def client(key, client, h, theta):
             model, rows = client.model, fl.own_rows(client, hyper)
-            trained = fl.descend(fl.cross_entropy(model), joined(model, h, theta), key, rows, hyper)
+            trained = fl.descend(fl.task_loss(model), joined(model, h, theta), key, rows, hyper)
             z = fl.class_means.of_client(trained.weights, client)
             return trained.weights, trained.loss, trained.steps == 0, z
 
@@ -134,7 +134,7 @@ def train_header(key, h, examples: fl.Examples, model: fl.Model, hyper: FedGH):
     """Return H after the server's epochs, trained as the head of any one of the models."""
     (name,) = model.head.names
     trained = fl.descend(
-        fl.cross_entropy(model.head),
+        fl.task_loss(model.head),
         fl.Weights({name: h}, {name: {}}),
         jax.random.fold_in(key, fl.streams.SERVER),
         examples,
@@ -145,4 +145,4 @@ def train_header(key, h, examples: fl.Examples, model: fl.Model, hyper: FedGH):
     return header(model, trained.weights)
 
 
-fedgh = fl.Method("fedgh", build, FedGH, needs=("features",))
+fedgh = fl.Method("fedgh", build, FedGH, needs=("features", "classes"))

@@ -112,4 +112,4 @@ def nearest(model, g, w, x):
     return jnp.where(g.known[None], -away, jnp.finfo(away.dtype).min)
 
 
-fedproto = fl.Method("fedproto", build, FedProto, needs=("features",))
+fedproto = fl.Method("fedproto", build, FedProto, needs=("features", "classes"))

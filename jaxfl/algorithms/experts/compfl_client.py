@@ -66,8 +66,8 @@ def needs_links(config: Cooperation) -> tuple[str, ...]:
 
 
 def needs_validation(config: Cooperation) -> tuple[str, ...]:
-    """Return the requirements of weighting teachers."""
-    return ("validation",) if config.accuracy_on == "validation" else ()
+    """Return the requirements of class means and of weighting teachers."""
+    return ("classes", "validation") if config.accuracy_on == "validation" else ("classes",)
 
 
 def own_heads(key, federation: fl.Federation, heads: fl.PerGroup) -> fl.PerGroup:

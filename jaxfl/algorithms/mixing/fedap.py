@@ -116,8 +116,7 @@ def require_inputs(model: fl.Model) -> None:
       JaxflError: naming the network.
     """
     weights = model.form
-    x = jax.ShapeDtypeStruct((1, *model.shape), jnp.result_type(float))
-    if not jax.eval_shape(model.norm_inputs, *weights, x):
+    if not jax.eval_shape(model.norm_inputs, *weights, model.examples()):
         raise fl.JaxflError(
             f"fedap compares outputs of layers, but {model.name} has neither convolutions nor hidden dense "
             "layers that jaxfl knows; choose another model."
@@ -146,7 +145,7 @@ def build(config: FedAP) -> fl.Algorithm:
 
         def trained(key, client, w):
             rows = held_out_rows(client, hyper)
-            return fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper, epochs=1).weights
+            return fl.descend(fl.task_loss(client.model), w, key, rows, hyper, epochs=1).weights
 
         def visits(key, model):
             def visit(key, client, w, nothing):

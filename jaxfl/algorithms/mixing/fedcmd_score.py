@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxfl import fl
 
@@ -152,7 +151,7 @@ def train_and_vote(
     """
     rows = fl.own_rows(client, hyper)
     if hyper.vote_on == "rows":
-        trained = fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper)
+        trained = fl.descend(fl.task_loss(client.model), w, key, rows, hyper)
         tally = after_training(client, trained.weights, jnp.where(voting, client.size, 0), federation, hyper)
     else:
         loss, nothing = voting_loss(client.model, hyper), no_votes(client.model, hyper)
@@ -180,7 +179,7 @@ def voting_loss(model: fl.Model, config):
         outputs, stats = model.outputs(
             weights.params, weights.stats, batch.x, train=model.names, key=key, mask=batch.mask
         )
-        value = fl.mean(optax.softmax_cross_entropy_with_integer_labels(outputs[-1], batch.y), batch)
+        value = fl.mean(model.task.losses(outputs[-1], batch.y), batch)
         seen = flow(batch.x, jax.lax.stop_gradient(outputs))
         return value, stats, ballot(model, seen, batch.y, batch.mask, config)
 

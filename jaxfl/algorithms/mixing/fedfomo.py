@@ -183,7 +183,7 @@ def build(config: FedFomo) -> fl.Algorithm:
         hyper = state.hyper
 
         def client(key, client, arrival):
-            loss, rows = fl.cross_entropy(client.model), fl.own_rows(client, hyper)
+            loss, rows = fl.task_loss(client.model), fl.own_rows(client, hyper)
             trained = fl.descend(loss, arrival.weights, key, rows, hyper)
             base = trained.weights if config.base == "trained" else arrival.weights
             return trained.weights, base, arrival.affinity, arrival.received, trained.loss, trained.steps == 0

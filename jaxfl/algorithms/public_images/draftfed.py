@@ -102,7 +102,7 @@ def build(config: DraftFed) -> fl.Algorithm:
                 batch_size=config.draft_batch,
                 phase=1,
             ).weights
-            trained = fl.descend(fl.cross_entropy(client.model), w, key, fl.own_rows(client, hyper), hyper)
+            trained = fl.descend(fl.task_loss(client.model), w, key, fl.own_rows(client, hyper), hyper)
             return trained.weights, trained.loss
 
         own = fl.gather(state.weights, cohort)
@@ -184,4 +184,4 @@ def draft_loss(model: fl.Model, targets: Drafts, hyper: DraftFed):
     return loss
 
 
-draftfed = fl.Method("draftfed", build, DraftFed, needs=("public",))
+draftfed = fl.Method("draftfed", build, DraftFed, needs=("public", "classes"))

@@ -93,10 +93,10 @@ def remembering(model: fl.Model, memories: tuple[fl.Weights, ...], weight):
 
     def loss(w, batch, key):
         z, stats = fl.forward(model, w, batch, key)
-        values = optax.softmax_cross_entropy_with_integer_labels(z, batch.y)
+        values = model.task.losses(z, batch.y)
         for known in memories:
             said, _ = model.apply(known.params, known.stats, batch.x, train=False)
-            values = values + weight * optax.kl_divergence(jax.nn.log_softmax(z), jax.nn.softmax(said))
+            values = values + weight * model.task.apart(z, model.task.soft(said))
         return fl.mean(values, batch), stats
 
     return loss

@@ -16,7 +16,6 @@ evaluation mode, students in training mode. An architecture without a client in 
 The server has the images, so traffic is FedAvg's.
 """
 
-import jax
 import jax.numpy as jnp
 
 from jaxfl import fl
@@ -46,7 +45,7 @@ def distilled(config: fl.ServerDistillation, fedavg: fl.Algorithm) -> fl.Algorit
         logits = fl.client_logits(trained, federation, cohort, rows, key)
         n = fl.cohort_rows(federation, cohort)
         share = fl.tree.shares((jnp.concatenate(n) > 0).astype(logits.dtype))
-        teacher = jax.nn.softmax(mean(logits, share) / state.hyper.temperature)
+        teacher = federation.task.soft(mean(federation.task, logits, share), state.hyper.temperature)
 
         def student(model, w, n):
             return fl.distil(model, w, teacher, rows, key, federation, state.hyper, (n > 0).any())
@@ -55,7 +54,7 @@ def distilled(config: fl.ServerDistillation, fedavg: fl.Algorithm) -> fl.Algorit
         ensemble = fl.ensembles.teachers(federation.models, trained, mean, (share,))
         return averaged._replace(shared=shared), info._replace(teacher=ensemble)
 
-    def mean(logits, share):
+    def mean(task, logits, share):
         return fl.tree.weighted_sum(share, logits)
 
     return fedavg._replace(init=init, step=step)

@@ -27,7 +27,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxfl import fl
 from jaxfl.models import zoo
@@ -62,7 +61,9 @@ def network(config: FedKEMF, federation) -> fl.Model:
         return min(federation.models, key=lambda model: model.size)
     first = federation.models[0]
     model = zoo.build(config.knowledge, shape=first.shape, classes=first.classes)
-    return dataclasses.replace(model, convolution=first.convolution, precision=first.precision)
+    return dataclasses.replace(
+        model, convolution=first.convolution, precision=first.precision, task=first.task
+    )
 
 
 def side_by_side(own: fl.Weights, knowledge: fl.Weights) -> fl.Weights:
@@ -88,6 +89,7 @@ def apart(both: fl.Weights, whose: str) -> fl.Weights:
 
 def mutual(model: fl.Model, knowledge: fl.Model):
     """Return the loss of deep mutual learning of both networks."""
+    task = model.task
 
     def loss(both, batch, key):
         logits, stats = [], []
@@ -98,10 +100,8 @@ def mutual(model: fl.Model, knowledge: fl.Model):
             stats.append(new)
         value = jnp.zeros(())
         for student, teacher in (logits, logits[::-1]):
-            taught = jax.nn.softmax(jax.lax.stop_gradient(teacher))
-            apart_by = optax.kl_divergence(jax.nn.log_softmax(student), taught)
-            plain = optax.softmax_cross_entropy_with_integer_labels(student, batch.y)
-            value = value + fl.mean(plain + apart_by, batch)
+            apart_by = task.apart(student, task.soft(jax.lax.stop_gradient(teacher)))
+            value = value + fl.mean(task.losses(student, batch.y) + apart_by, batch)
         return value, side_by_side(fl.Weights({}, stats[0]), fl.Weights({}, stats[1])).stats
 
     return loss
@@ -131,7 +131,7 @@ def build(config: FedKEMF) -> fl.Algorithm:
         weights, networks, loss = zip(*outputs, strict=True)
         n, g = jnp.concatenate(fl.cohort_rows(federation, cohort)), state.knowledge
         logits = fl.client_logits(networks, federation, cohort, rows, key, knowledge)
-        teacher = ensemble(logits, n > 0, hyper.temperature)
+        teacher = ensemble(knowledge.task, logits, n > 0, hyper.temperature)
         if config.server_start == "mean":
             g = fl.tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
         g = fl.distil(knowledge, g, teacher, rows, key, federation, hyper, (n > 0).any())
@@ -141,7 +141,7 @@ def build(config: FedKEMF) -> fl.Algorithm:
         together = fl.ensembles.teachers(models, networks, ensemble, (n > 0, hyper.temperature))
         return state, fl.Info(loss, up, down, trained=fl.own_models.predictors(weights), teacher=together)
 
-    def ensemble(logits, present, temperature):
+    def ensemble(task, logits, present, temperature):
         """Return the teacher t (R, outputs) from logits (k, R, outputs) of the clients present (k,)."""
         present = present[:, None, None]
         if config.ensemble == "vote":
@@ -151,9 +151,14 @@ def build(config: FedKEMF) -> fl.Algorithm:
             e = jnp.max(logits, 0, where=present, initial=-jnp.inf)
         else:
             e = jnp.mean(logits, 0, where=present)
-        return jax.nn.softmax(e / temperature)
+        return task.soft(e, temperature)
 
     return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
 
 
-fedkemf = fl.Method("fedkemf", build, FedKEMF, needs=("public",))
+def needs(config: FedKEMF) -> tuple[str, ...]:
+    """Return the requirements; votes are for classes."""
+    return ("public", "classes") if config.ensemble == "vote" else ("public",)
+
+
+fedkemf = fl.Method("fedkemf", build, FedKEMF, needs=needs)

@@ -45,7 +45,7 @@ def build(config: FedMD) -> fl.Algorithm:
         hyper = state.hyper
 
         def client(key, client, nothing, w):
-            plain, batch = fl.cross_entropy(client.model), config.public_batch
+            plain, batch = fl.task_loss(client.model), config.public_batch
             known = fl.public_rows(federation.public, client)
             rows = fl.own_rows(client, hyper)
             w = fl.descend(plain, w, key, known, hyper, epochs=epochs, batch_size=batch).weights

@@ -70,4 +70,9 @@ def build(config: MNFL) -> fl.Algorithm:
     return fl.exchanging(config, start=start, weigh=weigh, learn=learn, resend=resend, summary=summary)
 
 
-mnfl = fl.Method("mnfl", build, MNFL, needs=("public",))
+def needs(config: MNFL) -> tuple[str, ...]:
+    """Return the requirements: the logarithms of eq. 7 are of probabilities."""
+    return ("public", "classes") if config.matrix_loss == "kl" else ("public",)
+
+
+mnfl = fl.Method("mnfl", build, MNFL, needs=needs)

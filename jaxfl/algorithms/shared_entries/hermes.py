@@ -164,7 +164,7 @@ def build(config: Hermes) -> fl.Algorithm:
         missing = jnp.clip((kept_ratio(held) - hyper.target_ratio) / of_layers, 0, 1)
         if config.granularity == "channel":  # which lose inputs and outputs
             missing = 1 - jnp.sqrt(1 - missing)
-        good = fl.validation.accuracy(client, w) >= hyper.threshold
+        good = fl.validation.quality(client, w) >= hyper.threshold
         return jnp.where(good, jnp.minimum(hyper.prune, missing), 0)
 
     def step(key, state, federation, cohort):
@@ -177,7 +177,7 @@ def build(config: Hermes) -> fl.Algorithm:
             if config.rewind:
                 has_pruned = pruning.scalars(held) < pruning.scalars(own.held)
                 w = fl.tree.where(has_pruned, server.initial, w)
-            plain = fl.cross_entropy(model)
+            plain = fl.task_loss(model)
             trained = fl.descend(
                 lambda w, batch, key: plain(pruning.only(held, w), batch, key),
                 pruning.only(held, w),

@@ -38,7 +38,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxfl import fl
 from jaxfl.algorithms.shared_entries.static_norm import gathered, rows_of_all, unknown
@@ -209,8 +208,7 @@ def objective(model: fl.Model, r, known) -> Callable:
         logits, stats = model.apply(
             scaled(w.params, r), w.stats, batch.x, train=True, key=key, mask=batch.mask
         )
-        losses = optax.softmax_cross_entropy_with_integer_labels(masked(logits, known), batch.y)
-        return fl.mean(losses, batch), stats
+        return fl.mean(model.task.losses(masked(logits, known), batch.y), batch), stats
 
     return loss
 

@@ -88,4 +88,4 @@ def predict(model, shared, own, x):
     return generic_head(model, params, z, train=False) + personal_head(model, params, z, train=False)
 
 
-fedrod = fl.Method("fedrod", build, FedRoD)
+fedrod = fl.Method("fedrod", build, FedRoD, needs=("classes",))

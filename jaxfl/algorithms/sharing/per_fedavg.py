@@ -55,7 +55,7 @@ def inner_rate(hyper: PerFedAvg):
 
 def meta_loss(participant: fl.Participant, variant: str):
     """Return the loss f(w~; b') of w on batches (b, b'[, b'']), with the gradient of the variant."""
-    plain, hyper = fl.cross_entropy(participant.model), participant.hyper
+    plain, hyper = fl.task_loss(participant.model), participant.hyper
     alpha, stop = inner_rate(hyper), jax.lax.stop_gradient
 
     def loss(w, batches, key):
@@ -90,7 +90,7 @@ def build(config: PerFedAvg) -> fl.Algorithm:
     def adapt(key, participant):
         hyper = dataclasses.replace(participant.hyper, clip_norm=None)
         return fl.descend(
-            fl.cross_entropy(participant.model),
+            fl.task_loss(participant.model),
             participant.received,
             key,
             fl.own_rows(participant.client, hyper),

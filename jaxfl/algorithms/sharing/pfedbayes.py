@@ -115,7 +115,7 @@ def divergence(q: Gaussian, p: Gaussian):
 
 def free_energy(model, q: Gaussian, weight, scale):
     """Return the loss of q_i, which also gives the mean of -log p."""
-    plain = fl.cross_entropy(model)
+    plain = fl.task_loss(model)
 
     def loss(q_i, batch, key):
         value, stats = plain(fl.Weights(sampled(q_i.params, key, scale), q_i.stats), batch, key)
@@ -213,4 +213,6 @@ def build(config: PFedBayes) -> fl.Algorithm:
     return fl.each_architecture(fl.Algorithm(init, receive, step, personal))
 
 
-pfedbayes = fl.Method("pfedbayes", build, PFedBayes)
+pfedbayes = fl.Method(
+    "pfedbayes", build, PFedBayes, needs=lambda config: ("classes",) if config.samples else ()
+)

@@ -152,7 +152,7 @@ def build(config: PFedHN) -> fl.Algorithm:
         def client(key, client, shared, own):
             w = generated(client.model, shared, own)
             rows = fl.own_rows(client, hyper)
-            trained = fl.descend(fl.cross_entropy(client.model), w, key, rows, hyper)
+            trained = fl.descend(fl.task_loss(client.model), w, key, rows, hyper)
             return optax.tree.sub(w.params, trained.weights.params), trained.weights, trained.loss
 
         outputs = fl.map_clients(client, key, federation, cohort, *origins(state, cohort))

@@ -69,16 +69,15 @@ class Network:
 @functools.lru_cache(maxsize=64)
 def blocks_of(model: Model) -> tuple[Block, ...]:
     """Return the blocks of an architecture, in order."""
-    found, pending, shape = [], (), model.shape
-    for place, block in enumerate(model.blocks):
-        pending = (*pending, block)
+    found, start, shape = [], 0, model.shape
+    for place in range(len(model.blocks)):
         # Without the name, all architectures that have such a block share its programs.
-        piece = dataclasses.replace(model, name="block", blocks=pending, shape=shape, note="")
+        piece = dataclasses.replace(model.part(start, place + 1), name="block", note="")
         if piece.size == 0:
             continue
         like = piece.form
         kernels = [leaf for leaf in jax.tree.leaves(like.params) if leaf.ndim > 2]
-        pending, shape = (), piece.output
+        start, shape = place + 1, piece.output
         found.append(Block(piece, "conv" if kernels else "fc", shape, place))
     return tuple(found)
 

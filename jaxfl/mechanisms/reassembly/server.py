@@ -36,6 +36,7 @@ from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.signatures import signatures, similarity
+from jaxfl.tasks import Task
 
 
 class _Compiled:
@@ -69,6 +70,7 @@ class Server(NamedTuple):
       pool: their blocks, grouped.
       logits: by client of the cohort, logits (P, C) of its own model on the public images.
       classes: number of classes, C.
+      task: what labels are.
       images: the public images.
       trains: which parts of a network learn there, see `parts.train`.
       seen: the public images after the parts that do not learn.
@@ -85,6 +87,7 @@ class Server(NamedTuple):
     pool: Pool
     logits: dict[int, np.ndarray]
     classes: int
+    task: Task
     images: tuning.Images
     trains: Callable[[Part], bool]
     seen: Seen
@@ -140,6 +143,7 @@ def take_apart(
         pool=pool,
         logits={client: looks[client].logits for client in ids},
         classes=federation.models[0].classes,
+        task=federation.task,
         images=images,
         trains=trains,
         seen=Seen(images.x, options.server_batch),
@@ -205,7 +209,7 @@ def _learnt(server: Server, network: Chain, drawn: Sequence[tuning.Draw], key) -
     images, rest = server.images, network
     if server.options.labelled:  # otherwise every epoch has other views
         images, rest = begun(server, network)
-    loss, batches = tuning.objective(images, server.options, drawn)
+    loss, batches = tuning.objective(server.task, images, server.options, drawn)
     learnt = parts.train(rest, batches, loss, server.options.server_lr, trains=server.trains, key=key)
     jax.block_until_ready([part.weights for part in learnt])
     return network[: len(network) - len(rest)] + learnt

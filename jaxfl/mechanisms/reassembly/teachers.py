@@ -20,7 +20,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent_up
@@ -150,7 +149,7 @@ def learning_from_teachers(
 
 
 def from_teacher(model, teacher_logits, lam):
-    """Return the loss CE + lam KL(softmax teacher || softmax student).
+    """Return the loss CE + lam KL(softmax teacher || softmax student), or the task's in their place.
 
     Args:
       model: the student.
@@ -160,13 +159,12 @@ def from_teacher(model, teacher_logits, lam):
     Returns:
       ``(weights, batch, key) -> (value, stats)``, see `jaxfl.core.training.descend`.
     """
+    task = model.task
 
     def loss(w, batch, key):
         logits, stats = forward(model, w, batch, key)
-        teacher = jax.nn.softmax(teacher_logits[batch.position])
-        kl = optax.kl_divergence(jax.nn.log_softmax(logits), teacher)
-        ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
-        return mean(ce + lam * kl, batch), stats
+        away = task.apart(logits, task.soft(teacher_logits[batch.position]))
+        return mean(task.losses(logits, batch.y) + lam * away, batch), stats
 
     return loss
 

@@ -1,5 +1,6 @@
 """Training data of assembled networks: public images with their labels, or two views of each."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from jaxfl.mechanisms.reassembly.networks import on_one_device
 from jaxfl.mechanisms.reassembly.parts import counted
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.views import view
+from jaxfl.tasks import Task
 
 
 class Images(NamedTuple):
@@ -42,10 +44,10 @@ def images_of(federation: Federation) -> Images:
     return Images(*(np.asarray(on_one_device(array)) for array in (*arrays, *ends)))
 
 
-@jax.jit
-def cross_entropy(logits, labels):
-    """Return the mean cross-entropy of logits (B, C) and labels (B,) (pFedClub, eq. 2)."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+@functools.cache
+def supervised(task: Task) -> Callable:
+    """Return the task's mean loss ``(outputs (B, o), y) -> ()``, such as cross-entropy (pFedClub, eq. 2)."""
+    return jax.jit(lambda outputs, y: task.losses(outputs, y).mean())
 
 
 @jax.jit
@@ -83,16 +85,19 @@ def draws(total: int, options: Reassembly, rng: np.random.Generator) -> list[Dra
     return found
 
 
-def objective(images: Images, options: Reassembly, drawn: Sequence[Draw]) -> tuple[Callable, Iterator]:
+def objective(
+    task: Task, images: Images, options: Reassembly, drawn: Sequence[Draw]
+) -> tuple[Callable, Iterator]:
     """Return a loss, and the batches (x, target) that `parts.train` takes.
 
     Args:
+      task: what labels are.
       images: P images; with labels, perhaps after some parts of a network.
       options: the method's options, with their rates.
       drawn: which images, and which views of them, see `draws`.
     """
     if options.labelled:
-        return cross_entropy, ((images.x[places], images.y[places]) for places, _ in drawn)
+        return supervised(task), ((images.x[places], images.y[places]) for places, _ in drawn)
     return contrast, (_pairs_of_views(images, options, *draw) for draw in drawn)
 
 

@@ -24,7 +24,7 @@ from jax.interpreters import partial_eval
 
 from jaxfl.config.own_code import line_of
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.models.model import Block, Model, Weights
+from jaxfl.models.model import Block, Model, Weights, are_tokens, input_dtype
 from jaxfl.models.own.functions import OwnBlock
 
 Path = tuple[str, ...]  # of a leaf: layer, ..., name
@@ -35,7 +35,7 @@ class Network:
     """A module of some library; hashable. Its weights are flat here: {path: leaf}.
 
     Attributes:
-      shape: (H, W, C) of an image.
+      shape: (H, W, C) of an image, or (T,) of tokens.
       batched: whether the module is called with a batch, not with one example.
     """
 
@@ -182,7 +182,8 @@ def _batch(example: jax.ShapeDtypeStruct, examples: int = EXAMPLES) -> jax.Shape
 
 
 def _images(network: Network, examples: int = EXAMPLES) -> jax.ShapeDtypeStruct:
-    images = _batch(jax.ShapeDtypeStruct(network.shape, jnp.result_type(float)), examples)
+    example = jax.ShapeDtypeStruct(tuple(network.shape), input_dtype(are_tokens(network.shape)))
+    images = _batch(example, examples)
     return jax.eval_shape(network.inward, images)
 
 
@@ -410,14 +411,18 @@ def chain(
             f"{where}: {found[after[0]].layer!r} is called after the head of {name}, which begins with "
             f"{found[last].layer!r}; name one before it, or another head."
         )
-    starts = sorted({i for i in wanted if weighted[0] < i < last} | {last})
+    # What embeds tokens is given no floats, and is all the same a block: it begins with the network.
+    opening = -1 if are_tokens(network.shape) and parts[None, places[0]].paths else weighted[0]
+    starts = sorted({i for i in wanted if opening < i < last} | {last})
     sections = []
     for start, stop in itertools.pairwise([None, *starts, None]):
         numbers = range(-1 if start is None else start, len(found) if stop is None else stop)
         own = (path for part in leaves(network) for path in part if _place(path, users) in numbers)
-        title = next((found[i].layer for i in weighted if i in numbers), "input")
+        titled = range(weighted[0]) if start is None and opening < 0 else weighted
+        title = next((found[i].layer for i in titled if i in numbers), "input")
         sections.append(Block(title, Section(network, start, stop, frozenset(own))))
-    return Model(name, tuple(sections), tuple(network.shape), classes)
+    tokens = are_tokens(network.shape)
+    return Model(name, tuple(sections), tuple(network.shape), classes, tokens=tokens)
 
 
 def _place(path: Path, users: dict[Path, list[int]]) -> int:

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import CONVOLVED, DENSE
-from jaxfl.models.model import Block, Model, Weights
+from jaxfl.models.model import Block, Model, Weights, are_tokens
 from jaxfl.models.own.convolved import convolved
 
 GIVEN = ("stats", "train", "key", "mask")  # besides parameters and inputs, for functions that name them
@@ -160,7 +160,7 @@ def from_functions(
         require_call("init", init, "key", "x")
         require_call("apply", function, "params", "x", **accepted(function, dict.fromkeys(GIVEN)))
     found = tuple(Block(block, Functions(*pair)) for block, pair in blocks.items())
-    return Model(name, found, tuple(shape), classes)
+    return Model(name, found, tuple(shape), classes, tokens=are_tokens(shape))
 
 
 def accepted(function: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:

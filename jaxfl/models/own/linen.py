@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxfl.config.own_code import in_a_line, line_of
 from jaxfl.errors import JaxflError
-from jaxfl.models.model import Model, Weights
+from jaxfl.models.model import Model, Weights, are_tokens, input_dtype, plain
 from jaxfl.models.own.chain import EXAMPLES, Network, Walk, calls, chain, leaves, real_rows
 from jaxfl.models.own.intercept import in_front
 from jaxfl.models.own.modes import NAMES, modes, require_modes
@@ -62,7 +62,7 @@ def from_linen(
         raise JaxflError(
             f"{where}: {name} has a field that can change ({in_a_line(error)}); write tuples for lists."
         ) from None
-    network = Linen(module, tuple(shape))
+    network = Linen(module, plain(shape))
     _require_switch(name, network)
     return chain(name, network, classes, head=head, blocks=blocks)
 
@@ -93,7 +93,7 @@ def _require_switch(name: str, network: "Linen") -> None:
 
 
 def _changes_statistics(network: "Linen") -> bool:
-    x = jax.ShapeDtypeStruct((EXAMPLES, *network.shape), jnp.result_type(float))
+    x = jax.ShapeDtypeStruct((EXAMPLES, *network.shape), input_dtype(are_tokens(network.shape)))
 
     def after(weights, x):
         return network.run(weights, x, Walk(), train=False, key=None, mask=None)[1]
@@ -102,7 +102,8 @@ def _changes_statistics(network: "Linen") -> bool:
     if {*map(id, traced.outvars)} <= {*map(id, traced.invars)}:
         return False
     # nn.remat and nn.jit return copies, so compare numbers.
-    weights, images = network.draw(jax.random.key(0)), jax.random.normal(jax.random.key(1), x.shape, x.dtype)
+    weights = network.draw(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), x.shape).astype(x.dtype)
     same = jax.tree.map(jnp.array_equal, weights.stats, jax.jit(after)(weights, images))
     return not all(jax.tree.leaves(same))
 
@@ -121,7 +122,7 @@ class Linen(Network):
 
     def draw(self, key):
         """Draw initial weights by Linen's `init`."""
-        x = jax.ShapeDtypeStruct((1, *self.shape), jnp.result_type(float))
+        x = jax.ShapeDtypeStruct((1, *self.shape), input_dtype(are_tokens(self.shape)))
         variables = nn.meta.unbox(self.module.lazy_init(key, x, **modes(self.module.__call__, False)))
         others = [collection for collection in variables if collection not in COLLECTIONS]
         if others:

@@ -1,17 +1,20 @@
 """The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one."""
 
+import inspect
 from collections.abc import Callable
 
 from jaxfl.config import choices, options
 from jaxfl.config.options import Described, Option, declared
 from jaxfl.config.own_code import own_code, require_call
+from jaxfl.errors import JaxflError
 from jaxfl.models.build import with_features
-from jaxfl.models.model import Model
+from jaxfl.models.model import Model, TokenShape
 from jaxfl.models.shape_check import check, noted, refuse_module
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
 from jaxfl.models.zoo.densenet import densenet121, densenet161, densenet169, densenet201
 from jaxfl.models.zoo.experts import cifar_small, fmnist_large, fmnist_small
+from jaxfl.models.zoo.gru import gru
 from jaxfl.models.zoo.lenet import lenet
 from jaxfl.models.zoo.lenet5 import lenet5
 from jaxfl.models.zoo.mcmahan import mcmahan
@@ -19,6 +22,7 @@ from jaxfl.models.zoo.mlp import mlp
 from jaxfl.models.zoo.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v3
 from jaxfl.models.zoo.resnet import resnet9, resnet18, resnet50, resnet101, resnet152
 from jaxfl.models.zoo.shufflenet import shufflenet
+from jaxfl.models.zoo.transformer import transformer
 from jaxfl.models.zoo.vit import vit
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "densenet201",
     "fmnist_large",
     "fmnist_small",
+    "gru",
     "lenet",
     "lenet5",
     "mcmahan",
@@ -47,11 +52,13 @@ __all__ = [
     "resnet50",
     "resnet9",
     "shufflenet",
+    "transformer",
     "vit",
 ]
 
 MODELS = {name: globals()[name] for name in __all__}
-GIVEN = ("shape", "classes")  # what every model is built for; not the user's to choose
+BUILT_FOR = ("shape", "classes")  # of every model, not the user's to choose
+GIVEN = (*BUILT_FOR, "vocabulary")  # and of those for tokens
 
 
 def options_of(factory: Callable) -> dict[str, Option]:
@@ -67,7 +74,7 @@ def described(factory: Callable) -> list[Described]:
     return [row._replace(what=every) if (row.name, row.what) == ("features", "") else row for row in rows]
 
 
-def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
+def build(choice: str, *, shape: tuple[int, ...], classes: int, vocabulary: int = 0) -> Model:
     """Build the network of a choice; ``path/to/my.py:object`` names a factory of your own.
 
     Every network takes ``features=NUMBER``, the number of features that its classifier gets: methods that
@@ -76,8 +83,9 @@ def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
 
     Args:
       choice: ``name,option=value``.
-      shape: (H, W, C) of an image.
+      shape: (H, W, C) of an image, or (T,) of tokens.
       classes: number of classes.
+      vocabulary: number of different tokens, for factories that have such a parameter.
 
     Raises:
       JaxflError: if the factory or one of its options does not exist, or what it returns is no model for
@@ -89,9 +97,14 @@ def build(choice: str, *, shape: tuple[int, int, int], classes: int) -> Model:
     chosen = choices.convert(name, options_of(factory), texts)
     adapts = "features" not in declared(factory, GIVEN)
     features = chosen.pop("features", None) if adapts else None
-    require_call(name, factory, shape=shape, classes=classes, **chosen)
+    given = {"shape": TokenShape(shape) if vocabulary else shape, "classes": classes}
+    if "vocabulary" in inspect.signature(factory).parameters:
+        if not vocabulary:
+            raise JaxflError(f"{name} takes tokens, but the data are examples of shape {shape}.")
+        given["vocabulary"] = vocabulary
+    require_call(name, factory, **given, **chosen)
     with own_code():
-        model = factory(shape=shape, classes=classes, **chosen)
+        model = factory(**given, **chosen)
         if name not in MODELS:
             check(name, model, shape, classes)
         if features is not None:

@@ -1,0 +1,88 @@
+"""A small transformer encoder for tokens."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxfl.errors import JaxflError
+from jaxfl.models.blocks import LAYER_EPSILON
+from jaxfl.models.build import probability, scaled
+from jaxfl.models.model import Block, Model
+from jaxfl.models.zoo.tokens import Embedding, classifying, real_places
+from jaxfl.models.zoo.vit import UNCUT
+
+
+class TokenEncoder(nn.Module):
+    """Attention to the real places and a perceptron of two layers, each after a LayerNorm, with a shortcut.
+
+    `mean` marks the network's last one, which ends with a LayerNorm and the mean over the real places.
+    """
+
+    heads: int
+    dropout: float = 0.0
+    mean: bool = False
+    uncut = UNCUT  # see `jaxfl.models.slices`
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Map embedded tokens (B, T, d) to the same shape, or to (B, d) with `mean`."""
+        dtype, features, real = jnp.result_type(float), x.shape[-1], real_places(x)
+
+        def norm(name, x):
+            layer = nn.LayerNorm(
+                epsilon=LAYER_EPSILON,
+                dtype=dtype,  # statistics need more digits than a reduced precision has
+                param_dtype=dtype,
+                use_fast_variance=False,
+                force_float32_reductions=False,
+                name=name,
+            )
+            return layer(x.astype(dtype)).astype(x.dtype)
+
+        def dropped(x):
+            return nn.Dropout(self.dropout, deterministic=not train)(x)
+
+        attention = nn.MultiHeadDotProductAttention(self.heads, param_dtype=dtype, name="attention")
+        y = norm("norm1", x)
+        x = x + dropped(attention(y, mask=real[:, None, None]))
+        y = nn.Dense(4 * features, param_dtype=dtype, name="mlp1")(norm("norm2", x))
+        y = nn.Dense(features, param_dtype=dtype, name="mlp2")(nn.gelu(y, approximate=False))
+        x = x + dropped(y)
+        if not self.mean:
+            return jnp.where(real[..., None], x, 0)
+        return norm("norm", x).mean(1, where=real[..., None])
+
+
+def transformer(
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    vocabulary: int,
+    width: float = 1.0,
+    depth: int = 2,
+    heads: int = 4,
+    dropout: float = 0.0,
+) -> Model:
+    """Embedding with learned places, encoders of 64 features, and a classifier of their mean.
+
+    Vaswani et al. 2017, arXiv:1706.03762, with the norms before attention and perceptron.
+
+    Args:
+      shape: (T,) of the tokens.
+      classes: number of classes.
+      vocabulary: number of different tokens.
+      width: factor on the 64 features of a token.
+      depth: number of encoders.
+      heads: number of attention heads; the number of features is a multiple of it.
+      dropout: probability of dropping an output of attention or perceptron, at least 0 and below 1.
+
+    Raises:
+      JaxflError: if an argument is out of range.
+    """
+    features, dropout = scaled(width, 64), probability("dropout", dropout)
+    if heads < 1 or features % heads:
+        raise JaxflError(f"heads is {heads}; transformer divides its {features} features among whole heads.")
+    if depth < 1:
+        raise JaxflError(f"depth is {depth}; transformer needs at least one encoder.")
+    body = [Block("embed", Embedding(vocabulary, features, places=True))]
+    body += [Block(f"encoder{i}", TokenEncoder(heads, dropout, mean=i == depth)) for i in range(1, depth + 1)]
+    return classifying("transformer", body, shape=shape, classes=classes)

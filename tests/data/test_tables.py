@@ -1,0 +1,118 @@
+"""Tables with named columns: what is predicted, whose a row is, and what features columns become."""
+
+import numpy as np
+import pytest
+
+import jaxfl
+from jaxfl.data.readers import absolute, load
+from jaxfl.errors import JaxflError
+
+HEAD = "rooms,kind,region,price\n"
+ROWS = [
+    f"{i % 5 + 1},{'flat' if i % 2 else 'house'},{'NORTH' if i < 20 else 'SOUTH'},{i + 0.5}"
+    for i in range(40)
+]
+HOMES = HEAD + "\n".join(ROWS)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Return a function that writes a table and returns its path."""
+
+    def write(text=HOMES):
+        path = tmp_path / "homes.csv"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_numbers_stay_and_words_become_indicators(table):
+    source = load(f"{table()},target=price,client=region")
+    order = source.labels[:, 0].astype(int)  # its price says which row it was
+    assert source.images.shape == (40, 1, 1, 3) and source.task.name == "regression"
+    np.testing.assert_array_equal(source.images[:, 0, 0, 0], order % 5 + 1)
+    np.testing.assert_array_equal(source.images[:, 0, 0, 1:], np.eye(2)[1 - order % 2])  # flat, house
+    np.testing.assert_array_equal(source.columns["client"], np.where(order < 20, "NORTH", "SOUTH"))
+    assert {"kind", "region", "rooms", "client"} == {*source.columns}
+
+
+def test_words_and_integers_are_classes(table):
+    path = table()
+    source = load(f"{path},target=kind,without=price")
+    assert (source.classes, source.class_names, source.task.name) == (2, ("flat", "house"), "classes")
+    of_rooms = load(f"{path},target=rooms,without=price")
+    assert of_rooms.class_names == ("1", "2", "3", "4", "5")
+    assert load(f"{path},target=rooms", task="regression").labels.max() == 5
+
+
+def test_a_split_is_kept_and_rows_with_empty_fields_are_left_out_on_demand(table):
+    rows = [f"{row},{'test' if i % 4 == 0 else 'train'}" for i, row in enumerate(ROWS)]
+    rows[1] = rows[1].replace("flat", "")
+    path = table(HEAD.replace("price", "price,split") + "\n".join(rows))
+    with pytest.raises(
+        JaxflError, match=r"1 of 40 rows have an empty field \(kind\); leave them out by .*missing=drop"
+    ):
+        load(f"{path},target=price")
+    source = load(f"{path},target=price,missing=drop")
+    assert len(source.labels) == 39 and (~source.train).sum() == 10 and source.divided
+    assert (source.labels[~source.train, 0].astype(int) % 4 == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("", "write which column is to be predicted, .*target=COLUMN; it has rooms, kind, region, price"),
+        (",target=prices", "has no column 'prices'; did you mean 'price'"),
+        (",target=price,client=owner", "has no column 'owner'"),
+        (",target=price,goal=x", "has no option 'goal'"),
+        (",target=price,without=rooms+kind+region", "has no column besides price"),
+    ],
+)
+def test_wrong_options_are_refused(table, options, sentence):
+    with pytest.raises(JaxflError, match=sentence):
+        load(table() + options)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "cannot be read as a table"),
+        ("a,b\n1,2\n1,2,3,4\n", "cannot be read as a table"),
+        (
+            "a,price\n" + "\n".join(f"{i if i else 'x'},{i}.5" for i in range(9)),
+            "in 1 of 9 rows words, the first is 'x'",
+        ),
+        ("name,price\n" + "\n".join(f"word{i},{i}.5" for i in range(1200)), "name has 1200 different words"),
+        (
+            "a,price\n" + "\n".join(f"{i},{i}.0" for i in range(9)),
+            "all of them whole: write --task regression",
+        ),
+    ],
+)
+def test_wrong_tables_are_refused(table, text, sentence):
+    with pytest.raises(JaxflError, match=sentence):
+        load(f"{table(text)},target=price")
+
+
+def test_a_missing_file_and_an_absolute_name(table, monkeypatch):
+    path = table()
+    monkeypatch.chdir(path.rpartition("/")[0])
+    assert absolute("homes.csv,target=price") == f"{path},target=price"
+    with pytest.raises(JaxflError, match="There is no file"):
+        load("house.csv,target=price")
+
+
+def test_methods_learn_from_a_table(table, tmp_path):
+    run = jaxfl.run(
+        "fedavg",
+        dataset=f"{table()},target=price,client=region",
+        partition="natural,column=client",
+        rounds=2,
+        eval_every=1,
+        quiet=True,
+        run_dir=str(tmp_path / "run"),
+    )
+    assert run.partition.names == ("NORTH", "SOUTH")
+    assert run.result["accuracy"]["task"] == "regression"
+    assert np.isfinite(run.personal.per_client).all()

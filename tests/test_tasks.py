@@ -1,0 +1,124 @@
+"""The table of tasks: definitions are scikit-learn's, and every method trains for a task or refuses it."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import CLASSES as OUTPUTS
+from conftest import cohort, long, tiny_links, tiny_models, tiny_partition, tiny_source, validating
+from methods.cases import short
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+from jaxfl import tasks
+from jaxfl.core.job import traced
+from jaxfl.core.score import score
+from jaxfl.data.federation import federate
+from jaxfl.errors import JaxflError
+from jaxfl.folder.variant import choose, needs_of
+from jaxfl.mechanisms import own_models
+from jaxfl.registry import METHODS
+from jaxfl.results.scores import accuracy
+from jaxfl.runs.engine_job import fit_to_machine
+from jaxfl.runs.promises import whole_round
+
+EVERYONE = range(5)
+
+
+def regression(targets: int = OUTPUTS):
+    """Return the tiny clients with targets in place of classes; their networks have as many outputs."""
+    source = tiny_source()
+    labels = np.random.default_rng(1).normal(50, 9, (60, targets)).astype(np.float32)
+    models = [(dataclasses.replace(model, task=tasks.REGRESSION), n) for model, n in tiny_models()]
+    source = source._replace(labels=labels)
+    return source, federate(source, validating(tiny_partition(source)), models, links=tiny_links())
+
+
+def test_scores_of_a_regression_are_those_of_scikit_learn():
+    """The last client's targets do not differ, and it has a single test row; targets have different units."""
+    source, federation = regression()
+    source = source._replace(labels=source.labels * np.float32([1, 100, 0.01]))
+    partition = tiny_partition(source)
+    partition = partition._replace(test=(*partition.test[:4], partition.test[4][:1]))
+    models = [(group.model, len(group.id)) for group in federation.groups]
+    federation = federate(source, partition, models)
+    predictors = own_models.predictors(own_models.start(jax.random.key(0), federation))
+    scores = score(predictors, jax.random.key(0), federation, cohort(federation, EVERYONE))
+    found = accuracy(scores, federation)
+
+    truth = [source.labels[rows] for rows in partition.test]
+    trained = source.labels[np.concatenate(partition.train)].astype(float)
+    said, places = [], [(g, i) for g, n in ((0, 3), (1, 2)) for i in range(n)]
+    for (g, i), rows in zip(places, partition.test, strict=True):
+        w = jax.tree.map(lambda leaf: leaf[i], predictors[g].stacked)  # noqa: B023
+        outputs, _ = models[g][0].apply(w.params, w.stats, federation.inputs(rows), train=False)
+        said.append(np.asarray(outputs) * trained.std(0) + trained.mean(0))
+    rmse = [*map(root_mean_squared_error, truth, said)]
+    assert found["task"] == "regression"
+    assert found["per_client"] == pytest.approx(rmse, rel=1e-4)
+    assert found["mean"] == pytest.approx(np.mean(rmse), rel=1e-4)
+    assert found["std"] == pytest.approx(np.std(rmse), rel=1e-3)
+    assert found["worst"] == found["worst_tenth"] == pytest.approx(max(rmse), rel=1e-4)
+    everything = np.concatenate(truth), np.concatenate(said)
+    assert found["pooled"] == pytest.approx(root_mean_squared_error(*everything), rel=1e-4)
+    assert found["mae"] == pytest.approx(np.mean([*map(mean_absolute_error, truth, said)]), rel=1e-4)
+    r2 = [r2_score(a, b) for a, b in zip(truth[:4], said[:4], strict=True)]
+    assert found["r2_per_client"] == [*(pytest.approx(one, rel=1e-3) for one in r2), None]
+    assert found["r2"] == pytest.approx(np.mean(r2), rel=1e-3)
+    assert found["validation"] is None
+    assert "per_class" not in found
+
+
+@pytest.mark.parametrize(("error", "expected"), [(0.0, 1.0), (1.0, 0.0)])
+def test_r2_of_targets_that_do_not_differ_is_that_of_scikit_learn(error, expected):
+    truth, said = np.full(4, 3.0), np.full(4, 3.0 + error)
+    sums = SimpleNamespace(squared=np.array([[4 * error**2]]), spread=np.zeros((1, 1)), rows=np.array([4]))
+    assert tasks.r2(sums) == r2_score(truth, said) == expected
+
+
+def test_predictions_of_a_regression_are_compared_by_their_squared_distance():
+    outputs, y = np.array([[1.0, 2.0], [0.0, -1.0]]), np.array([[0.0, 2.0], [3.0, -1.0]])
+    assert tasks.REGRESSION.losses(outputs, y).tolist() == [0.5, 4.5]
+    soft = tasks.REGRESSION.soft(y, 7.0)
+    assert tasks.REGRESSION.apart(outputs, soft, 7.0).tolist() == [0.5, 4.5]
+    quality = tasks.REGRESSION.quality(jnp.array(outputs), jnp.array(y), jnp.int32(2))
+    assert quality == pytest.approx(r2_score(y, outputs))
+    assert tasks.REGRESSION.quality(jnp.array(outputs), jnp.array(y), jnp.int32(0)) == 0
+
+
+def test_predictions_of_classes_are_compared_by_the_divergence_of_softened_ones():
+    outputs, other = np.array([[1.0, 2.0]]), np.array([[3.0, 0.0]])
+    p, q = (np.exp(z / 2) / np.exp(z / 2).sum() for z in (other[0], outputs[0]))
+    soft = tasks.CLASSES.soft(other, 2.0)
+    assert soft[0].tolist() == pytest.approx(p)
+    assert tasks.CLASSES.apart(outputs, soft, 2.0).tolist() == pytest.approx([(p * np.log(p / q)).sum()])
+
+
+OFTEN = ("fedavg", "fedmd", "fedproto", "hermes", "pfedhr")  # one of each mechanism, also one that refuses
+
+
+@pytest.mark.parametrize(
+    "name",
+    [short(name) if name in OFTEN else long(short(name)) for name in METHODS]
+    + [long("mnfl,matrix_loss=mse")],
+)
+def test_every_method_learns_a_regression_or_refuses_it(name):
+    """A method that refuses says so in one sentence before anything is compiled; all others train."""
+    source, federation = regression()
+    variant = choose(name, {"epochs": 1, "batch_size": 3})
+    if "classes" in needs_of(variant):
+        with pytest.raises(JaxflError, match=r"needs classes, but the labels are for regression"):
+            fit_to_machine(variant, SimpleNamespace(machine=None), SimpleNamespace(source=source))
+        return
+    algorithm, key = variant.algorithm, jax.random.key(0)
+    state = algorithm.init(key, federation, traced(variant.config))
+    found = jax.jit(whole_round(algorithm))(key, state, federation, cohort(federation, EVERYONE))
+    state = found.state
+    if algorithm.host:
+        state, _ = algorithm.host(key, state, federation, cohort(federation, EVERYONE))
+    for loss, outputs in zip(found.info.loss, found.personal, strict=True):
+        assert np.isfinite(loss).all() and np.isfinite(outputs).all()
+        assert outputs.shape[-1] == OUTPUTS
+    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(jax.device_get(state)))
