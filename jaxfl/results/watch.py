@@ -15,8 +15,8 @@ from rich.text import Text
 
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
-from jaxfl.folder.records import Accuracy
 from jaxfl.folder.owner import is_owned
+from jaxfl.folder.records import Accuracy
 from jaxfl.machine.files import below
 from jaxfl.tasks import task_of
 
