@@ -30,7 +30,7 @@ from jaxfl.grid import compare as comparing
 from jaxfl.grid import comparison
 from jaxfl.grid import run as runs
 from jaxfl.grid.comparison import Comparison
-from jaxfl.grid.part import labels_of_part
+from jaxfl.grid.part import labels_to_train
 from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.start import cpu_devices, start
 from jaxfl.results import report as reports
@@ -115,7 +115,7 @@ def compare(
       max_seconds: as for `run`.
       quiet: as for `run`.
       **options: options of all runs, see `jaxfl.config.setup.Setup`, and those that all methods have, see
-        `jaxfl.core.training.Training`. A single method's own options are written in its choice.
+        `jaxfl.core.training.Training`; any other option applies to the methods that have it.
 
     Returns:
       Its folder, the table, the runs by label and seed, and why some have failed: the others go on.
@@ -143,7 +143,7 @@ def compare(
     )
     with heeded(), shown(quiet) as observer:
         terms = Terms(_logs(log), code.changed_code, limit.max_seconds, observer)
-        only = labels_of_part(variants, which.part, where.run_dir)
+        only = labels_to_train(variants, which.part, where.run_dir)
         made = comparing.compare(variants, setup, seeding, columns, where.run_dir, terms, only=only)
     return _printed(made, quiet)
 
@@ -260,8 +260,8 @@ def load(
     """
     folder = as_path(run_dir)
     code, when = _stated("jaxfl.load", ChangedCode, Evaluation, changed_code=changed_code, round=round)
-    of_many = not store.holds(folder, store.CONFIG) and several_runs.runs_in(folder)
-    opened = comparison.load if of_many else runs_by_folder.load
+    several = not store.holds(folder, store.CONFIG) and several_runs.runs_in(folder)
+    opened = comparison.load if several else runs_by_folder.load
     return opened(folder, code.changed_code, when.round)
 
 

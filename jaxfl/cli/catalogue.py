@@ -1,7 +1,8 @@
-"""The tables of `jaxfl list`: all that has a name, and the options of each."""
+"""The tables of `jaxfl list` and `jaxfl study --list`: all that has a name, and the options of each."""
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.table import Table as RichTable
 
@@ -15,6 +16,8 @@ from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
 from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
+from jaxfl.errors import JaxflError
+from jaxfl.grid.study_file import found_below, settings
 from jaxfl.models.zoo import BUILT_FOR, MODELS
 from jaxfl.models.zoo import described as described_model
 from jaxfl.results.measures import titles
@@ -80,6 +83,21 @@ def options_of(found: Method | Callable) -> list[Described]:
         return described(found.config)
     builds = {*BUILT_FOR} <= {*inspect.signature(found).parameters}  # a model
     return (described_model if builds else described)(found)
+
+
+def studies_in(folder: Path) -> RichTable:
+    """Return the table of the studies of a folder.
+
+    Raises:
+      JaxflError: if there are none.
+    """
+    table, found = RichTable("study", "title", "claim", "runs"), found_below(folder)
+    if not found:
+        raise JaxflError(f"There are no studies in {folder.absolute()}; run this in a clone of jaxfl.")
+    for name, study in found.items():
+        runs = len(study.methods) * len(settings(study)) * study.seeds * study.partition_seeds
+        table.add_row(name, study.title, study.claim, str(runs))
+    return table
 
 
 def _first_line(function: Callable) -> str:

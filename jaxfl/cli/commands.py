@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from jaxfl import registry
 from jaxfl.cli.words import names_and_flags, parse
-from jaxfl.config.asked import Asked
+from jaxfl.config.asked import Asked, make
 from jaxfl.config.command_options import (
     ChangedCode,
     Columns,
@@ -36,7 +36,7 @@ from jaxfl.config.values import as_path
 from jaxfl.core.training import Training
 from jaxfl.data import partition_formats
 from jaxfl.deployed.load import load
-from jaxfl.errors import JaxflError, nearest
+from jaxfl.errors import JaxflError
 from jaxfl.folder import several_runs, store
 from jaxfl.folder.config import restore_setup, training_of
 from jaxfl.folder.partition_files import save_partition
@@ -44,8 +44,9 @@ from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparisons
 from jaxfl.grid import run as runs
 from jaxfl.grid import study as studies
+from jaxfl.grid import study_file
 from jaxfl.grid.comparison import Comparison
-from jaxfl.grid.part import labels_of_part
+from jaxfl.grid.part import labels_to_train
 from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.results import report as reports
@@ -56,7 +57,6 @@ from jaxfl.runs.prepare import divide, draw_shift, load_source
 from jaxfl.runs.setup_check import check_setup
 from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
 
-STUDIES = Path("experiments")  # where a checkout has them
 HELP = (["-h"], ["--help"])
 
 
@@ -64,16 +64,44 @@ class Command(NamedTuple):
     """A word after `jaxfl`.
 
     Args:
-      usage: how to call it.
+      usage: how to call it: NAME, [NAME] where it can be left out, and ... where there may be several.
       does: what it does.
-      function: called with the remaining arguments.
-      flags: whether it takes --options.
+      function: called with the names and an instance of each of `sections`, or with all words.
+      sections: classes of its options; None if the function reads its words.
     """
 
     usage: str
     does: str
-    function: Callable[[list[str]], None]
-    flags: bool = False
+    function: Callable[..., None]
+    sections: tuple[type, ...] | None = None
+
+
+def call(word: str, words: list[str]) -> None:
+    """Call a command with the words after it."""
+    command = COMMANDS[word]
+    if command.sections is None:
+        command.function(words)
+    elif words in HELP and not command.sections:
+        OUT.print(f"jaxfl {command.usage}: {command.does}")
+    else:
+        names, *made = _names_and_options(word, words, *command.sections)
+        command.function(names, *made)
+
+
+def _names_and_options(word: str, words: list[str], *sections: type) -> list[Any]:
+    """Return the names after a command, and an instance of each class of its options.
+
+    Raises:
+      JaxflError: if a name is missing, one is too many, or a word is no option.
+    """
+    usage = COMMANDS[word].usage
+    what, (names, flags) = usage.split()[1], names_and_flags(words)
+    if flags not in HELP:
+        if not what.startswith("["):
+            _require(names, word, what)
+        if len(names) > 1 and "..." not in usage:
+            raise JaxflError(f"jaxfl {word} takes no {names[1]!r}: jaxfl {usage}.")
+    return [names, *parse(usage.partition(" | ")[0], flags, [], *sections)[1:]]
 
 
 def _from(arguments: list[str], command: str) -> tuple[str | None, list[str]]:
@@ -83,8 +111,14 @@ def _from(arguments: list[str], command: str) -> tuple[str | None, list[str]]:
     if "--from" not in arguments:
         return None, arguments
     place = arguments.index("--from")
-    name, after = _positional(arguments[place + 1 :], command, "RUN")
-    return name, arguments[:place] + after
+    _require(arguments[place + 1 :], command, "RUN")
+    return arguments[place + 1], arguments[:place] + arguments[place + 2 :]
+
+
+def _require(words: list[str], command: str, what: str) -> None:
+    """Refuse words that do not begin with a name."""
+    if not words or words[0].startswith("-"):
+        raise JaxflError(f"jaxfl {command} needs a {what} first: jaxfl {COMMANDS[command].usage}.")
 
 
 def _run(arguments: list[str]) -> None:
@@ -93,10 +127,10 @@ def _run(arguments: list[str]) -> None:
         return _run_from(as_path(old), arguments)
     if arguments in HELP:
         parse(COMMANDS["run"].usage, arguments, [Setup(), Training()], *BESIDE)
-    choice, arguments = _positional(arguments, "run", "METHOD")
+    _require(arguments, "run", "METHOD")
+    choice, *arguments = arguments
     asked, *others = parse(f"run {choice}", arguments, [_defaults(choice), Setup()], *BESIDE)
-    variant, setup = resolve_run(choice, asked)
-    _begin(lambda **how: runs.run(variant, setup, **how), *others)
+    _begin(lambda **how: runs.run(*resolve_run(choice, asked), **how), *others)
 
 
 def _run_from(old: Path, arguments: list[str]) -> None:
@@ -109,8 +143,8 @@ def _run_from(old: Path, arguments: list[str]) -> None:
     training = training_of(store.read_config(old))
     sections = [_defaults(choice, training)]
     asked, again, *others = parse(f"run {choice} --from RUN", flags, sections, Repetition, *BESIDE)
-    variant = choose(choice, training | asked)
-    _begin(lambda **how: runs.repeat(old, seed=again.seed, variant=variant, **how), *others)
+    asked = training | asked
+    _begin(lambda **how: runs.repeat(old, seed=again.seed, variant=choose(choice, asked), **how), *others)
 
 
 BESIDE = (RunFolder, Logs, Profile, Limit, Processes)  # options of a run that are not part of what it tries
@@ -118,7 +152,8 @@ BESIDE = (RunFolder, Logs, Profile, Limit, Processes)  # options of a run that a
 
 def _defaults(choice: str, training: Asked | None = None) -> Any:
     """Return a method's options as they are without flags."""
-    return choose(choice, training).config
+    method, chosen = registry.method(choice)
+    return make(method.config, method.name, {**(training or {}), **chosen})
 
 
 def _begin(
@@ -143,7 +178,7 @@ def _compare(arguments: list[str]) -> None:
         raise JaxflError("Name the methods to compare: jaxfl compare fedavg fedper ...")
     _join(processes)
     variants, setup = resolve("jaxfl compare", named, asked)
-    only = labels_of_part(variants, part.part, where.run_dir)
+    only = labels_to_train(variants, part.part, where.run_dir)
     with Bar() as bar:
         terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
         made = comparisons.compare(variants, setup, seeds, columns, where.run_dir, terms, only=only)
@@ -160,25 +195,15 @@ def _print_comparison(made: Comparison, labels: Collection[str], each: int) -> N
         raise JaxflError(f"{left} of {total} runs have not finished: {' '.join(made.failures)}")
 
 
-def _study(arguments: list[str]) -> None:
-    if arguments == ["--list"]:
-        table, found = RichTable("study", "title", "claim", "runs"), studies.found_below(STUDIES)
-        if not found:
-            raise JaxflError(f"There are no studies in {STUDIES.absolute()}; run this in a clone of jaxfl.")
-        for name, study in found.items():
-            runs_of = len(study.methods) * len(studies.settings(study)) * study.seeds * study.partition_seeds
-            table.add_row(name, study.title, study.claim, str(runs_of))
-        return OUT.print(table)
-    subjects = (Part, StudyFolders, ChangedCode, Limit)
-    name, (part, where, code, limit) = _named(arguments, "study", "FILE", *subjects)
-    file = study_path(name)
-    if not file.is_file() and file == Path(name):
-        raise JaxflError(f"There is no file {file} with a study; check the path.")
-    if not file.is_file():
-        known = studies.found_below(STUDIES)
-        hint = nearest(name, known) if known else "write the path of a file, which ends in .toml."
-        raise JaxflError(f"There is no study {file}; {hint}")
-    study, folder = studies.read(file), where.run_dir or studies.usual_folder(file)
+def _study(words: list[str]) -> None:
+    if words == ["--list"]:
+        from jaxfl.cli import catalogue  # here: see `_list`
+
+        return OUT.print(catalogue.studies_in(study_file.STUDIES))
+    sections = (Part, StudyFolders, ChangedCode, Limit)
+    (name,), part, where, code, limit = _names_and_options("study", words, *sections)
+    file = study_file.file_of(name)
+    study, folder = study_file.read(file), where.run_dir or study_file.usual_folder(file)
     with Bar() as bar:
         terms = Terms((), code.changed_code, limit.max_seconds, bar.observer)
         how = {"data_dir": where.data_dir, "pictures": where.pictures, "terms": terms}
@@ -192,16 +217,16 @@ def _study(arguments: list[str]) -> None:
         raise JaxflError(f"Not all runs of the study have finished: {' '.join(failures)}")
 
 
-def study_path(name: str) -> Path:
-    """Return the file of a study, which a checkout's studies have below `STUDIES`."""
-    return Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
-
-
-def _resume(arguments: list[str]) -> None:
-    subjects = (Continuation, Logs, ChangedCode, Limit, Processes)
-    name, (continuation, logs, code, limit, processes) = _named(arguments, "resume", "RUN", *subjects)
+def _resume(
+    names: list[str],
+    continuation: Continuation,
+    logs: Logs,
+    code: ChangedCode,
+    limit: Limit,
+    processes: Processes,
+) -> None:
     _join(processes)
-    folder, bar = as_path(name), Bar()
+    folder, bar = as_path(*names), Bar()
     terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
     if store.holds(folder, store.COMMAND):
         asked = several_runs.read_command(folder)
@@ -218,35 +243,29 @@ def _resume(arguments: list[str]) -> None:
         OUT.print(f"It had finished before; --rounds {least} or more makes it longer.")
 
 
-def _export(arguments: list[str]) -> None:
-    name, (wanted, evaluation, code) = _named(arguments, "export", "RUN", *(Export, Evaluation, ChangedCode))
+def _export(names: list[str], wanted: Export, evaluation: Evaluation, code: ChangedCode) -> None:
+    (name,) = names
     if wanted.out is None:
         raise JaxflError(f"Say where to write: jaxfl export {name} --out FOLDER.")
     run = load(Path(name), code.changed_code, evaluation.round)
     print_exported(run.export(wanted.out, wanted.client or None))
 
 
-def _flower(arguments: list[str]) -> None:
+def _flower(names: list[str], app: Flower) -> None:
     from jaxfl.flower import app as flower  # here: no other command deploys a run
 
-    name, (app,) = _named(arguments, "flower", "RUN", Flower)
+    (name,) = names
     if app.out is None:
         raise JaxflError(f"Say where to write: jaxfl flower {name} --out FOLDER.")
     print_app(flower.write(Path(name), app.out, app.after))
 
 
-def _watch(arguments: list[str]) -> None:
-    if not arguments or any(word.startswith("-") for word in arguments):
-        raise JaxflError("Name the folders of runs or comparisons: jaxfl watch RUN ...")
-    watch([as_path(argument) for argument in arguments], OUT)
+def _watch(names: list[str]) -> None:
+    watch([*map(as_path, names)], OUT)
 
 
-def _report(arguments: list[str]) -> None:
-    named, arguments = names_and_flags(arguments)
-    _, view, output = parse(COMMANDS["report"].usage, arguments, [], View, Output)
-    if not named:
-        raise JaxflError("Name the run folders: jaxfl report RUN ...")
-    folders = [as_path(word) for word in named]
+def _report(names: list[str], view: View, output: Output) -> None:
+    folders = [*map(as_path, names)]
     out = output.out or several_runs.report_folder(folders)
     print_table(reports.report(folders, out, view, pictures=output.pictures), out)
 
@@ -273,13 +292,12 @@ def _partition(arguments: list[str]) -> None:
     OUT.print(f"{folder}: {', '.join(written)}")
 
 
-def _bench(arguments: list[str]) -> None:
+def _bench(words: list[str]) -> None:
     from jaxfl.bench import output as speed  # here: no other command waits for its imports
     from jaxfl.bench.bench import Bench, bench
 
-    named, flags = names_and_flags(arguments)
-    _, options = parse(COMMANDS["bench"].usage, flags, [], Bench)
-    command = shlex.join(["jaxfl", "bench", *arguments])
+    named, options = _names_and_options("bench", words, Bench)
+    command = shlex.join(["jaxfl", "bench", *words])
     measured = bench(named, options, command, OUT.print)
     if measured.records:
         OUT.print(speed.table(measured.records))
@@ -289,23 +307,22 @@ def _bench(arguments: list[str]) -> None:
         raise JaxflError(" ".join(measured.failures))
 
 
-def _list(arguments: list[str]) -> None:
+def _list(names: list[str]) -> None:
     from jaxfl.cli import catalogue  # here: no other command needs all that can be named
 
-    for name in arguments or catalogue.NAMED:
+    for name in names or catalogue.NAMED:
         OUT.print(catalogue.table_of(name))
-    if not arguments:
+    if not names:
         OUT.print(
             f"jaxfl list NAME shows one of these tables ({', '.join(catalogue.NAMED)}), or the options of a "
             "method, model, partition, topology, shift or schedule."
         )
 
 
-def _check(arguments: list[str]) -> None:
-    choice, rest = _positional(arguments, "check", "METHOD")
-    _nothing_left(rest, "check")
+def _check(names: list[str]) -> None:
     from jaxfl.runs import promises  # here: no other command needs the networks that it makes
 
+    (choice,) = names
     broken, table = 0, RichTable("promise", "kept", "seen")
     for promise, seen, is_broken in promises.tried(choose(choice, promises.OPTIONS)):
         broken += is_broken
@@ -315,10 +332,8 @@ def _check(arguments: list[str]) -> None:
         raise JaxflError(f"{choice} does not keep {broken} of {len(promises.PROMISES)} promises.")
 
 
-def _cite(arguments: list[str]) -> None:
-    choice, rest = _positional(arguments, "cite", "METHOD")
-    _nothing_left(rest, "cite")
-    method, _ = registry.method(choice)
+def _cite(names: list[str]) -> None:
+    method, _ = registry.method(*names)
     if not method.bibtex:
         raise JaxflError(f"{method.name} has no paper to cite: its Method has no bibtex.")
     OUT.print(method.bibtex, markup=False, highlight=False, soft_wrap=True)
@@ -329,71 +344,51 @@ COMMANDS = {
         "run METHOD | [METHOD] --from RUN",
         "train one method, perhaps on a run's federation, or repeat a run; options: jaxfl run METHOD --help",
         _run,
-        flags=True,
     ),
     "compare": Command(
         "compare METHOD ...",
         "train several methods on one federation; an ablation is compfl,kd=false; options: --help",
         _compare,
-        flags=True,
     ),
     "study": Command(
-        "study FILE | --list",
-        "methods under several settings, given in a TOML file; options: --help",
-        _study,
-        flags=True,
+        "study FILE | --list", "methods under several settings, given in a TOML file; options: --help", _study
     ),
-    "report": Command("report RUN ...", "table and plot of finished runs; options: --help", _report, True),
-    "check": Command("check METHOD", "whether a method keeps what every method promises", _check),
+    "report": Command(
+        "report RUN ...", "table and plot of finished runs; options: --help", _report, (View, Output)
+    ),
+    "check": Command("check METHOD", "whether a method keeps what every method promises", _check, ()),
     "resume": Command(
-        "resume RUN", "continue a run, or a comparison, from its last checkpoints", _resume, True
+        "resume RUN",
+        "continue a run, or a comparison, from its last checkpoints",
+        _resume,
+        (Continuation, Logs, ChangedCode, Limit, Processes),
     ),
     "export": Command(
-        "export RUN", "clients' models as safetensors, with a card; options: --help", _export, True
+        "export RUN",
+        "clients' models as safetensors, with a card; options: --help",
+        _export,
+        (Export, Evaluation, ChangedCode),
     ),
     "flower": Command(
         "flower RUN",
         "an app for Flower whose nodes train as the run's clients do; options: --help",
         _flower,
-        flags=True,
+        (Flower,),
     ),
-    "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they run", _watch),
+    "watch": Command("watch RUN ...", "runs and comparisons in the terminal, while they run", _watch, ()),
     "partition": Command(
         "partition [--from RUN]",
         "draw and save a partition, or that of a run, also for other programs; options: --help",
         _partition,
-        flags=True,
     ),
     "bench": Command(
-        "bench [WORKLOAD ...]",
-        "speed, beside a PyTorch loop; options: jaxfl bench --help",
-        _bench,
-        flags=True,
+        "bench [WORKLOAD ...]", "speed, beside a PyTorch loop; options: jaxfl bench --help", _bench
     ),
     "list": Command(
-        "list [NAME ...]", "methods, models, data sets, partitions; the options of each named", _list
+        "list [NAME ...]", "methods, models, data sets, partitions; the options of each named", _list, ()
     ),
-    "cite": Command("cite METHOD", "BibTeX", _cite),
+    "cite": Command("cite METHOD", "BibTeX", _cite, ()),
 }
-
-
-def _named(arguments: list[str], command: str, what: str, *subjects: type) -> tuple[str, list[Any]]:
-    """Return the name after a command, and its options by subject; a lone --help needs no name."""
-    if arguments in HELP:
-        parse(COMMANDS[command].usage, arguments, [], *subjects)
-    name, rest = _positional(arguments, command, what)
-    return name, parse(f"{command} {what}", rest, [], *subjects)[1:]
-
-
-def _positional(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:
-    if not arguments or arguments[0].startswith("-"):
-        raise JaxflError(f"jaxfl {command} needs a {what} first: jaxfl {COMMANDS[command].usage}.")
-    return arguments[0], arguments[1:]
-
-
-def _nothing_left(arguments: list[str], command: str) -> None:
-    if arguments:
-        raise JaxflError(f"jaxfl {command} takes no {arguments[0]!r}: jaxfl {COMMANDS[command].usage}.")
 
 
 def _join(processes: Processes) -> None:

@@ -14,12 +14,12 @@ import jax
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from jaxfl.cli.commands import COMMANDS, study_path
+from jaxfl.cli.commands import COMMANDS, call
 from jaxfl.cli.words import expand
 from jaxfl.config.own_code import OwnCodeError, own_code
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import several_runs
-from jaxfl.grid.study_file import usual_folder
+from jaxfl.grid.study_file import file_of, usual_folder
 from jaxfl.machine.environment import versions
 from jaxfl.machine.files import cache_folder
 from jaxfl.machine.processes import explained_loss, leave
@@ -73,11 +73,7 @@ def _dispatch(arguments: list[str]) -> None:
             "jax.debug.print shows values, and jax.debug.breakpoint stops."
         )
     else:
-        command = COMMANDS[word]
-        if rest in (["-h"], ["--help"]) and not command.flags:
-            OUT.print(f"jaxfl {command.usage}: {command.does}")
-        else:
-            command.function(rest)
+        call(word, rest)
 
 
 def _help() -> RichTable:
@@ -103,7 +99,7 @@ def devices_of(arguments: list[str]) -> int:
             elif word == "--processes":
                 processes = int(os.environ["SLURM_NTASKS"] if value == "auto" else value)  # where JAX asks
             elif word in ("resume", "--from", "--run-dir") or (word == "study" and "--run-dir" not in words):
-                folder = usual_folder(study_path(value)) if word == "study" else Path(value)
+                folder = usual_folder(file_of(value)) if word == "study" else Path(value)
                 before = max(filter(None, [before, several_runs.devices_below(folder)]), default=None)
     return cpu_devices(asked, before, processes)
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxfl.config import choices
-from jaxfl.config.options import as_path
+from jaxfl.config.options import Option
+from jaxfl.config.values import as_path
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
@@ -41,7 +42,7 @@ def read_source(name: str, task: str = "auto") -> Source:
         `from_arrays` refuses what it holds.
     """
     path, given = choices.split(name)
-    options = choices.convert(path, dict.fromkeys(OPTIONS, str), given)
+    options = choices.convert(path, {option: Option(option, str) for option in OPTIONS}, given)
     frame = _frame(as_path(path))
     left_out = [column for column in options.get("without", "").split("+") if column]
     named = [options[key] for key in ("target", "client") if key in options] + left_out

@@ -118,7 +118,7 @@ def compare(
         try:
             keep = partial(several_runs.keep_command, folder, asked)
             told = Watched(watch, observer)
-            errors = execute(mine, setup, told, beside=planned, validates=validates, prepared=keep)
+            errors = execute(mine, told, beside=planned, validates=validates, prepared=keep)
         except Interrupted as stopped:
             done = sum(store.holds(run, store.RESULT) for run in planned)
             raise Interrupted(

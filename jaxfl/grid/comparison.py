@@ -89,9 +89,8 @@ def load(folder: Path, changed_code: bool = False, round: Any = None) -> Compari
 
 def by_label(opened: Sequence[Loaded]) -> Begun:
     """Index runs by label, seed and, if there are several, partition seed."""
-    options = [run.config["options"] for run in opened]
-    several = len({of_run["partition_seed"] for of_run in options}) > 1
+    several = len({run.config["options"]["partition_seed"] for run in opened}) > 1
+    drawn = ("seed", "partition_seed") if several else ("seed",)
     return Begun(
-        ((run.config["label"], of_run["seed"], *([of_run["partition_seed"]] if several else [])), run)
-        for run, of_run in zip(opened, options, strict=True)
+        ((run.config["label"], *(run.config["options"][name] for name in drawn)), run) for run in opened
     )

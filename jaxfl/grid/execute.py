@@ -53,7 +53,6 @@ class Watched(NamedTuple):
 
 def execute(
     runs: Runs,
-    setup: Setup,
     told: Watched,
     *,
     beside: Runs | None = None,
@@ -66,7 +65,6 @@ def execute(
 
     Args:
       runs: those to train.
-      setup: the options that they share; the partition seed is each run's own.
       told: whom to tell.
       beside: runs that other processes train on the same partitions, of which a begun one has saved its own.
       saved: folder of a run whose partition, links and initial weights new runs use.
@@ -94,9 +92,9 @@ def execute(
                 errors |= _kept(own, told)
                 left -= len(own)
                 continue
-            setup, first = setup.replace(partition_seed=number), source is None
-            if source is None:
-                source = load_source(setup)
+            # All have the same federation, except that some methods use no links.
+            setup = max((run.setup for run in own.values()), key=lambda each: each.run.topology != "none")
+            first, source = source is None, source or load_source(setup)
             data = None  # the last partition's data go: the next ones need the memory
             try:
                 place = _begun_on(number, own | (beside or {})) or saved

@@ -11,24 +11,24 @@ from jaxfl.folder.variant import Variant
 Item = TypeVar("Item")
 
 
-def labels_of_part(variants: Sequence[Variant], part: str, folder: Path | None) -> list[str]:
+def labels_to_train(variants: Sequence[Variant], part: str, folder: Path | None) -> list[str]:
     """Return the labels of the variants that a part of a comparison trains.
 
     Args:
       variants: those of the whole comparison.
-      part: see `of_part`.
+      part: see `take_part`.
       folder: the comparison's folder, if it was named.
 
     Raises:
       JaxflError: if `part` is not one of several parts, or no folder is named that all of these share.
     """
-    labels = of_part([variant.label for variant in variants], part)
+    labels = take_part([variant.label for variant in variants], part)
     if folder is None and not part.endswith("/1"):
         raise JaxflError(f"--part {part}: name the folder that all parts share, with --run-dir.")
     return labels
 
 
-def of_part(work: Sequence[Item], part: str) -> list[Item]:
+def take_part(work: Sequence[Item], part: str) -> list[Item]:
     """Return the items of one part: of 2/8 every eighth one, from the second on.
 
     Raises:

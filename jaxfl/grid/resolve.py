@@ -8,6 +8,7 @@ from jaxfl.config.options import declared
 from jaxfl.config.setup import Setup
 from jaxfl.core.protocol import Method
 from jaxfl.core.training import Training
+from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import Variant, choose
 from jaxfl.runs.setup_check import check_setup
 
@@ -45,6 +46,9 @@ def resolve(whose: str, methods: Sequence[str | Method], asked: Asked) -> tuple[
     own = {name: asked[name] for name in asked if name not in known}
     for options in having:
         known |= options
+    for name in own:
+        if name not in known and (owners := registry.owners(name)):
+            raise JaxflError(f"{whose}: {name} is an option of {', '.join(owners)}, of which none is named.")
     require_known(whose, known, asked)
     common = {name: asked[name] for name in asked if name in declared(Training)}
     variants = [

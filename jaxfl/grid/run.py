@@ -52,8 +52,8 @@ def run(
     store.check_free(folder)
     agree("options", (described(variant, setup), folder.absolute(), profile))
     with limited(terms.max_seconds), follow, owned(folder):
-        entry, how = Planned(variant, setup), {"saved": saved, "profile": profile}
-        return folder, _alone(folder, entry, follow, terms.observer, **how)
+        planned = Planned(variant, setup)
+        return folder, _alone(folder, planned, follow, terms.observer, saved=saved, profile=profile)
 
 
 def repeat(
@@ -154,7 +154,7 @@ def _alone(folder: Path, entry: Planned, follow: Log, observer: Observer, **how)
       JaxflError: what `execute` says of it.
     """
     watch = _watch(entry.variant.label, entry.setup.run.seed, follow, observer)
-    errors = execute({folder: entry}, entry.setup, Watched(watch, observer), **how)
+    errors = execute({folder: entry}, Watched(watch, observer), **how)
     for error in errors.values():
         raise error
     return store.read_finished(folder)[0]

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxfl.config.command_options import Columns, Continuation, Seeds
+from jaxfl.config.command_options import Columns, Continuation
 from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
 from jaxfl.errors import JaxflError
@@ -22,7 +22,7 @@ from jaxfl.folder import store
 from jaxfl.folder.owner import in_turn
 from jaxfl.folder.variant import provided
 from jaxfl.grid.compare import compare
-from jaxfl.grid.part import of_part
+from jaxfl.grid.part import take_part
 from jaxfl.grid.plan import is_begun, plan
 from jaxfl.grid.run import continued
 from jaxfl.grid.study_file import (
@@ -78,7 +78,7 @@ def run(
     folder, observer = as_path(folder), terms.observer
     # By folder: settings that differ only in targets share one, and its runs.
     everything = {_folder(study, folder, setting): setting for setting in settings(study)}
-    mine = _of_part(study, everything, part)
+    mine = _methods_by_folder(study, everything, part)
     _require_free(folder, everything)
     if not mine:
         observer.said(f"{study.title}: all cells are left to other parts.")
@@ -86,15 +86,15 @@ def run(
 
     def train(place, setting, chosen):
         variants, setup = planned(study, setting)
-        of_choice = zip(study.methods, variants, strict=True)
+        named = zip(study.methods, variants, strict=True)
         return compare(
             variants,
             continued(setup, Continuation(data_dir=data_dir)),
-            seeds_of(study),
+            study.repetitions,
             Columns(select=study.select),
             place,
             terms._replace(max_seconds=None),
-            only={variant.label for choice, variant in of_choice if choice in chosen},
+            only={variant.label for choice, variant in named if choice in chosen},
             beside=True,  # runs of seeds and methods that the file no longer names
         ).failures
 
@@ -133,11 +133,6 @@ def run(
     return None, failures
 
 
-def seeds_of(study: Study) -> Seeds:
-    """Return how often every run is repeated."""
-    return Seeds(study.seeds, study.partition_seeds)
-
-
 def finished(study: Study, folder: Path) -> Frame:
     """Return the finished runs that were begun as the study plans them, without their metrics.
 
@@ -149,7 +144,7 @@ def finished(study: Study, folder: Path) -> Frame:
         method = {variant.label: choice for variant, choice in zip(variants, study.methods, strict=True)}
         try:
             setup = provided(setup, variants)
-            runs = plan(_folder(study, folder, setting), variants, setup, seeds_of(study))
+            runs = plan(_folder(study, folder, setting), variants, setup, study.repetitions)
         except JaxflError:  # it has ended this setting
             continue
         for run, entry in runs.items():
@@ -162,10 +157,10 @@ def finished(study: Study, folder: Path) -> Frame:
     return alike_in_data(frame)
 
 
-def _of_part(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Path, set[str]]:
+def _methods_by_folder(study: Study, everything: Mapping[Path, Any], part: str) -> dict[Path, set[str]]:
     """Return the methods that a part trains, by the folder of their setting, see `run`."""
     mine = {}
-    for choice, place in of_part([*itertools.product(study.methods, everything)], part):
+    for choice, place in take_part([*itertools.product(study.methods, everything)], part):
         mine.setdefault(place, set()).add(choice)
     return {place: mine[place] for place in everything if place in mine}
 
@@ -237,7 +232,7 @@ def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
 
     def name(axes):
         options = [sorted(options_of({axis: setting[axis]}).items()) for axis in axes]
-        words = setting_name({n: v for of_axis in options for n, v in of_axis if stops or n != "target"})
+        words = setting_name({n: v for changed in options for n, v in changed if stops or n != "target"})
         return store.file_name(words) if words else "runs"
 
     usual = name(setting)

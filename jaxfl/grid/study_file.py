@@ -69,6 +69,11 @@ class Study(NamedTuple):
     against: str = ""
     names: Mapping[str, str] = {}
 
+    @property
+    def repetitions(self) -> Seeds:
+        """How often every run is repeated."""
+        return Seeds(self.seeds, self.partition_seeds)
+
 
 def read(path: str | Path) -> Study:
     """Read a study from a TOML file.
@@ -77,14 +82,17 @@ def read(path: str | Path) -> Study:
       JaxflError: naming what the file lacks, or has too much of, or what is not an option or a value of it.
     """
     path = as_path(path)
+    if not path.is_file():
+        known, name = found_below(STUDIES), path.with_suffix("").as_posix().removeprefix(f"{STUDIES}/")
+        hint = nearest(name, known) if known else "check the path, which ends in .toml."
+        raise JaxflError(f"There is no study {path}; {hint}")
     study = _typed(path, _read_toml(path))
     _check_axes(path, study.axes, study.options)
     axes = {name: [_ordered(value, values) for value in values] for name, values in study.axes.items()}
     for name, values in [("methods", study.methods), (SHOW, study.show), *axes.items()]:
-        # By the names of their folders.
-        of_values = [store.file_name(setting_name({name: value})) for value in values]
+        folders = [store.file_name(setting_name({name: value})) for value in values]
         for i, value in enumerate(values):
-            if of_values[i] in of_values[:i]:
+            if folders[i] in folders[:i]:
                 raise JaxflError(f"{path}: {name} has {value_text(value)} twice; write it once.")
     kept = [name for name in axes if name not in study.tune]
     known = (METHOD, *kept, *([SHOW] if len(study.show) > 1 else []))
@@ -180,6 +188,14 @@ def _named(path: Path, study: Study) -> dict[str, str]:
         if called.count(other) > 1:
             raise JaxflError(f"{path}: {name} is not the only one that names calls {other!r}.")
     return names
+
+
+STUDIES = Path("experiments")  # where a checkout has them
+
+
+def file_of(name: str) -> Path:
+    """Return the file of a study: a path that ends in .toml, or the name of one below `STUDIES`."""
+    return Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
 
 
 def found_below(folder: Path) -> dict[str, Study]:

@@ -88,13 +88,13 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     public = other_images(setup, source, partition.rows)
     at_once, devices = share_out(setup, max(count for _, count in models))
     drawn = draw_shift(setup, source, len(partition.train))
-    of_host = setup.machine.client_state == "host"
+    hosted = setup.machine.client_state == "host"
     apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
     trained = [rows for rows, away in zip(partition.train, apart, strict=True) if not away]
     moments = recorded_moments(then) if then else training_moments(source, trained, setup.data.normalise)
-    federation = federate(source, partition, models, at_once, devices, public, links, drawn, of_host, moments)
+    federation = federate(source, partition, models, at_once, devices, public, links, drawn, hosted, moments)
     federation = with_newcomers(setup, federation)
-    if of_host:
+    if hosted:
         federation = on_host(federation)
     if then and then["public"] != len(federation.public):
         raise JaxflError(
@@ -198,9 +198,9 @@ def with_newcomers(setup: Setup, federation: Federation) -> Federation:
             f"--newcomers {setup.run.newcomers} selects no client: the largest architecture has {has}; "
             f"raise {way}."
         )
-    apart = [of_group | np.asarray(has) for of_group, has in zip(drawn, federation.newcomers, strict=True)]
-    for model, of_group in zip(federation.models, apart, strict=True):
-        if of_group.all():
+    apart = [new | np.asarray(has) for new, has in zip(drawn, federation.newcomers, strict=True)]
+    for model, new in zip(federation.models, apart, strict=True):
+        if new.all():
             raise JaxflError(
                 f"Nobody would train {model.name}: all of its clients are newcomers or have no training "
                 "rows; give it more clients, or take fewer --models."
@@ -245,11 +245,11 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     if name in ("auto", "none", "held-out"):
         return None
     own = {option: Option(option, str) for option in (CLASSES, *reader_of(name).options)}
-    ours = {"size": Option("size", int), "labels": Option("labels", bool)}
-    options = choices.convert(name, ours | own, options)
+    common = {"size": Option("size", int), "labels": Option("labels", bool)}
+    options = choices.convert(name, common | own, options)
     name = choices.join(name, {key: options.pop(key) for key in own if key in options})
-    ours, others = whole(absolute(setup.data.dataset)), whole(absolute(name))
-    if options.get("labels") and ours[0] == others[0] and _chosen(ours) != _chosen(others):
+    (ours, some), (others, other_some) = (whole(absolute(one)) for one in (setup.data.dataset, name))
+    if options.get("labels") and ours == others and _numbers(some) != _numbers(other_some):
         raise JaxflError(
             f"--public {name} numbers its classes otherwise than {setup.data.dataset}; choose the same ones, "
             "or leave out labels=true."
@@ -258,9 +258,8 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     return adapt(other, source, seed=setup.partition.partition_seed, owned=owned, **options)
 
 
-def _chosen(of_whole: tuple[str, str | None]) -> list[int] | None:
-    """Return the classes of a set that are meant; None for all."""
-    _, classes = of_whole
+def _numbers(classes: str | None) -> list[int] | None:
+    """Return the numbers of the classes that are chosen; None for all."""
     return None if classes is None else numbered(classes)
 
 
@@ -283,7 +282,7 @@ def load_source(setup: Setup) -> Source:
     return load(setup.data.dataset, setup.machine.data_dir, task=setup.data.task)
 
 
-def partitioner_of(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
+def chosen_partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:
     """Return the partitioner: its name, its function, and its options.
 
     Raises:
@@ -313,7 +312,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
                 "--public held-out, or name another data set in its place."
             )
         return partition._replace(public=partition.public[:0]) if setup.data.public == "none" else partition
-    name, partitioner, options = partitioner_of(setup)
+    name, partitioner, options = chosen_partitioner(setup)
     by = _column(source, partitioner, options)
     other = setup.partition.disjoint_from
     without = _saved(other, source).rows if other else ()

@@ -5,7 +5,7 @@ from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
 from jaxfl.results.measures import check_columns
-from jaxfl.runs.prepare import partitioner_of
+from jaxfl.runs.prepare import chosen_partitioner
 
 
 def check_setup(setup: Setup) -> None:
@@ -36,7 +36,7 @@ def check_setup(setup: Setup) -> None:
     if is_saved(setup.partition.partition):
         _check_saved(setup)
     else:
-        partitioner_of(setup)
+        chosen_partitioner(setup)
     factors(setup.run.schedule, setup.run.rounds)  # or a sentence about the schedule
 
 

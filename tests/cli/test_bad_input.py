@@ -145,7 +145,7 @@ REFUSED = [
         "compare fedavg @own.args --seed 4294967295 --seeds 2",
         "last run: --seed must lie in [0, 4294967295], but is 4294967296",
     ),
-    ("report", "Name the run folders"),
+    ("report", "jaxfl report needs a RUN first: jaxfl report RUN ..."),
     ("report runs --against fedpr", "--against fedpr: there is no such row in the table; choose from fedavg"),
     ("compare fedavg @own.args --against fedavgg", "no such row in the table; did you mean 'fedavg'?"),
     ("report runs divided", "no finished run in divided"),
