@@ -105,10 +105,10 @@ def _plain(path: str, column: str, values: Any) -> np.ndarray:
 
     if (array := values.to_numpy()).dtype.kind in "biuf":
         return array
-    words, numbers = values.astype(str).to_numpy(str), pandas.to_numeric(values, errors="coerce")
-    wrong = numbers.isna().to_numpy()
+    words, numbers = values.astype(str).to_numpy(str), np.asarray(pandas.to_numeric(values, errors="coerce"))
+    wrong = np.isnan(numbers)
     if not wrong.any():  # a row that was left out had a word
-        return numbers.to_numpy()
+        return numbers
     if 2 * wrong.sum() < len(wrong):
         raise JaxflError(
             f"{path}: the column {column} has numbers, but in {wrong.sum()} of {len(wrong)} rows words, the "

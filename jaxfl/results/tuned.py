@@ -61,7 +61,7 @@ def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
         name, options = apart(method, tune)
         shown = name, tuple((axis, value) for axis, value in setting if axis not in tune)
         tried = ",".join(filter(None, [options, *(value for axis, value in setting if axis in tune)]))
-        grids.setdefault(shown, {})[method, setting] = task_of(scores[0]).gain(np.mean(shares)), tried
+        grids.setdefault(shown, {})[method, setting] = task_of(scores[0]).gain(float(np.mean(shares))), tried
     kept, notes = {}, []
     for shown, grid in grids.items():
         case = max(grid, key=lambda place: grid[place][0])
