@@ -174,7 +174,7 @@ CLASSES = Task(
     label=lambda outputs, classes, target: classes[outputs.argmax(1)],
     count=_count_classes,
     scored=lambda test, validation, rows, finite: Score(
-        *test, validation.right.sum(1, dtype=jnp.int32), rows, finite
+        test.right, test.rows, test.predicted, validation.right.sum(1, dtype=jnp.int32), rows, finite
     ),
     each=shares,
     pooled=lambda score: score.right.sum() / score.rows.sum(),
@@ -283,7 +283,9 @@ REGRESSION = Task(
     answer=lambda outputs: outputs.astype(jnp.result_type(float)),
     label=lambda outputs, classes, target: outputs * target[1] + target[0],
     count=_sum_errors,
-    scored=lambda test, validation, rows, finite: Errors(*test, validation.squared, rows, finite),
+    scored=lambda test, validation, rows, finite: Errors(
+        test.squared, test.absolute, test.spread, test.rows, validation.squared, rows, finite
+    ),
     each=rmse,
     pooled=lambda score: float(np.sqrt(score.squared.sum(0) / score.rows.sum()).mean()),
     validated=lambda score: np.sqrt(score.validated / np.maximum(score.validation_rows, 1)[:, None]).mean(1),

@@ -1,6 +1,7 @@
 """The table of tasks: definitions are scikit-learn's, and every method trains for a task or refuses it."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import jax
@@ -12,10 +13,12 @@ from conftest import cohort, long, tiny_links, tiny_models, tiny_partition, tiny
 from methods.cases import short
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
+import jaxfl
 from jaxfl import tasks
 from jaxfl.core.job import traced
 from jaxfl.core.score import score
 from jaxfl.data.federation import federate
+from jaxfl.data.sources import strata
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose, needs_of
 from jaxfl.mechanisms import own_models
@@ -122,3 +125,96 @@ def test_every_method_learns_a_regression_or_refuses_it(name):
         assert np.isfinite(loss).all() and np.isfinite(outputs).all()
         assert outputs.shape[-1] == OUTPUTS
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(jax.device_get(state)))
+
+
+def write(path, labels):
+    """Write the tiny images with other labels, and return the path as a name."""
+    source = tiny_source()
+    np.savez(path, images=source.images, labels=labels, split=source.train)
+    return str(path)
+
+
+def test_a_regression_is_kept_reported_and_exported(tmp_path, monkeypatch):
+    """The least error is the best: of methods, of evaluations, and of what reaches a target."""
+    rng, means = np.random.default_rng(0), tiny_source().images.mean((1, 2, 3), dtype=float)
+    name = write(tmp_path / "tiny.npz", np.stack([7 * means, rng.normal(size=60)], 1))
+    options = dict(dataset=name, partition="iid", clients=3, models=["mlp,hidden=4"], rounds=4, eval_every=1)
+    options |= dict(validation_fraction=0.3, target=[300.0], keep_checkpoints=4, quiet=True)
+    for method in ("fedavg", "local"):
+        jaxfl.run(method, run_dir=str(tmp_path / method), **options)
+    run = jaxfl.load(tmp_path / "fedavg")
+    for model, rows, found in zip(run.models, run.partition.test, run.personal.per_client[-1], strict=True):
+        said, truth = model.predict(run.source.images[rows]), run.source.labels[rows]
+        assert root_mean_squared_error(truth, said) == pytest.approx(found, rel=1e-4) == model.accuracy
+    reached = np.flatnonzero(run.personal.mean <= 300)[0] + 1
+    assert run.result["targets"]["300.0"]["round"] == reached
+    validated = [record["accuracy"]["validation"] for record in run.metrics]
+    assert jaxfl.load(run.folder, round="best").models.opened.record["round"] == np.argmin(validated) + 1
+    assert run.result["summary"]["best_test"] == run.personal.mean.min()
+    assert (
+        (run.folder / "clients.csv")
+        .read_text()
+        .startswith("client,architecture,newcomer,train_rows,test_rows,rmse")
+    )
+
+    table = jaxfl.report(run.folder, tmp_path / "local", out=tmp_path / "out", show=["mae", "worst", "auc"])
+    assert table.titles[:4] == ["RMSE", "MAE", "worst client", "AUC %"]
+    ends = [cells[0].mean for _, cells in table.rows]
+    assert table.best == [(int(np.argmin(ends)), 0)]
+    assert any("AUC %: it is no score of regression" in note for note in table.notes)
+
+    *_, card = run.export(tmp_path / "one", clients=[1])
+    assert (
+        "pipeline_tag: image-regression" in card.read_text() and "their RMSE on their own" in card.read_text()
+    )
+    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path / "one")
+    names = {"images": run.source.images[:9]}
+    exec(code, names)
+    np.testing.assert_allclose(names["targets"], run.models[1].predict(run.source.images[:9]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "sentence"),
+    [
+        (
+            np.arange(60.0),
+            {},
+            "labels are float64, but all of them whole: write --task regression for numbers, or",
+        ),
+        (
+            np.r_[np.nan, np.ones(59)],
+            {},
+            "1 of 60 rows have NaN or an infinite value .* as their label; leave",
+        ),
+        (np.arange(60) / 7, {"task": "classes"}, "labels are float64, but --task classes numbers them"),
+        (
+            np.array(["a", "b"] * 30),
+            {"task": "regression"},
+            "labels are <U1, but --task regression takes numbers",
+        ),
+        (np.ones((60, 2, 2)) / 7, {}, r"labels have shape \(60, 2, 2\), not \(60,\) or \(60, targets\)"),
+        (
+            np.arange(60) / 7,
+            {"labels": "permuted"},
+            "--labels permuted needs classes, but the labels are for regre",
+        ),
+        (np.arange(60) / 7, {"target": [-3.0]}, "--target takes a RMSE above 0, but one is -3"),
+        (
+            np.arange(60) / 7,
+            {"method": "fedproto"},
+            "fedproto needs classes, but the labels are for regression",
+        ),
+    ],
+)
+def test_what_is_no_task_is_refused(labels, options, sentence, tmp_path):
+    options = {"method": "fedavg", "clients": 3, "run_dir": str(tmp_path / "run"), "quiet": True} | options
+    with pytest.raises(JaxflError, match=sentence):
+        jaxfl.run(options.pop("method"), dataset=write(tmp_path / "tiny.npz", labels), **options)
+
+
+def test_partitions_by_class_divide_a_regression_by_tenths():
+    labels = np.random.default_rng(0).permutation(200).astype(np.float32)[:, None] + 0.5
+    assert (strata(labels) == labels[:, 0] // 20).all()
+    ties = np.float32([0, 0, 0, 0, 1, 1, 2, 2, 2, 2])[:, None]
+    assert strata(ties).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]

@@ -348,7 +348,7 @@ def federate(
     if target is None:
         labels = labels.astype(np.int32)
     else:
-        target = tuple(moment.astype(dtype) for moment in target)
+        target = target[0].astype(dtype), target[1].astype(dtype)
         labels = normalised(labels, *target)
     class_counts, shift = _class_counts(source, partition), None
     if drawn is not None:
@@ -371,7 +371,7 @@ def federate(
         unified=unified,
         labelled=labelled,
         shift=shift,
-        target=target and jax.device_put(target),
+        target=cast(Any, jax.device_put(target)),
     )
     if not on_host:
         return federation.replicate(federation)
@@ -426,7 +426,7 @@ def without_data(
         links=_matrix(links),
         unified=_unified(partition),
         labelled=_unified(partition),
-        target=target and tuple(jnp.asarray(moment, dtype) for moment in target),
+        target=target and (jnp.asarray(target[0], dtype), jnp.asarray(target[1], dtype)),
     )
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.data.federation import Client, Federation
+from jaxfl.data.normalisation import normalised
 from jaxfl.errors import JaxflError
 
 
@@ -15,9 +16,9 @@ class Own(NamedTuple):
 
     Args:
       images: (n, H, W, C), training images.
-      labels: (n,) int, classes of the data set.
+      labels: (n,) int, classes of the data set; or (n, k) float, targets.
       test_images: (m, H, W, C), test images.
-      test_labels: (m,) int.
+      test_labels: (m, ...).
     """
 
     images: np.ndarray
@@ -35,12 +36,19 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
       client: id of the client in `whole`.
 
     Raises:
-      JaxflError: if there are not as many labels as images, or one is of a class that the client lacks.
+      JaxflError: if there are not as many labels as images, one is of a class that the client lacks, or a
+        target is no number.
     """
     (group,) = (group for group in whole.groups if client in np.asarray(group.id))
     (relabel,) = np.asarray(group.relabel)[np.asarray(group.id) == client]
-    sizes = {"training": own[:2], "test": own[2:]}
-    for what, (images, labels) in sizes.items():
+    parts, targets = {"training": own[:2], "test": own[2:]}, whole.target
+    for what, (images, labels) in parts.items() if targets else ():
+        if labels.shape != (len(images), group.model.classes) or not np.isfinite(labels.astype(float)).all():
+            raise JaxflError(
+                f"Client {client} has {what} labels of {labels.dtype.name} and shape {labels.shape}; give "
+                f"numbers ({len(images)}, {group.model.classes}), all finite."
+            )
+    for what, (images, labels) in parts.items() if not targets else ():
         if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
             raise JaxflError(
                 f"Client {client} has {what} labels of {labels.dtype.name} and shape {labels.shape}; give "
@@ -61,7 +69,8 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
         return np.resize(array, (1 << max(0, len(array) - 1).bit_length(), *array.shape[1:]))
 
     train, test = filled(np.arange(len(own.labels))), filled(np.arange(len(test_labels)))
-    class_counts = np.bincount(relabel[own.labels], minlength=group.model.classes)
+    outputs, size = group.model.classes, len(own.labels)
+    class_counts = np.full(outputs, size) if targets else np.bincount(relabel[own.labels], minlength=outputs)
     leaves = {
         "id": client,
         "rows": train,
@@ -76,10 +85,11 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
     arrays = {name: jnp.asarray(leaf, jnp.int32)[None] for name, leaf in leaves.items()}
     arrays["newcomer"] = jnp.zeros(1, bool)
     labels = np.concatenate([own.labels[train], test_labels[test]])
+    labels = normalised(labels, *map(np.asarray, targets)) if targets else labels.astype(np.int32)
     return dataclasses.replace(
         whole,
         images=jnp.asarray(np.concatenate([own.images[train], test_images[test]])),
-        labels=jnp.asarray(labels, jnp.int32),
+        labels=jnp.asarray(labels),
         groups=(Client(**arrays, model=group.model),),
         training_rows=jnp.array([len(own.labels)], float),
         public=whole.public[:0],

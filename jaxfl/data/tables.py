@@ -13,7 +13,7 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
 
 SUFFIXES = ".csv", ".parquet"
-OPTIONS = "target", "client", "without", "missing"
+OPTIONS = {name: Option(name, str) for name in ("target", "client", "without", "missing")}
 MOST_WORDS = 1000  # different ones in a column; more are a text, or names
 
 
@@ -42,7 +42,7 @@ def read_source(name: str, task: str = "auto") -> Source:
         `from_arrays` refuses what it holds.
     """
     path, given = choices.split(name)
-    options = choices.convert(path, {option: Option(option, str) for option in OPTIONS}, given)
+    options = choices.convert(path, OPTIONS, given)
     frame = _frame(as_path(path))
     left_out = [column for column in options.get("without", "").split("+") if column]
     named = [options[key] for key in ("target", "client") if key in options] + left_out
@@ -106,10 +106,10 @@ def _plain(path: str, column: str, values: Any) -> np.ndarray:
 
     if (array := values.to_numpy()).dtype.kind in "biuf":
         return array
-    words, numbers = values.astype(str).to_numpy(str), pandas.to_numeric(values, errors="coerce")
-    wrong = numbers.isna().to_numpy()
+    words, numbers = values.astype(str).to_numpy(str), np.asarray(pandas.to_numeric(values, errors="coerce"))
+    wrong = np.isnan(numbers)
     if not wrong.any():  # a row that was left out had a word
-        return numbers.to_numpy()
+        return numbers
     if 2 * wrong.sum() < len(wrong):
         raise JaxflError(
             f"{path}: the column {column} has numbers, but in {wrong.sum()} of {len(wrong)} rows words, the "

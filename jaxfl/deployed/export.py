@@ -137,7 +137,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
             else ""
         ),
         f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
-        f"{sees}; {_normalised(model)}. {_outputs(model, tried['dataset'])}"
+        f"{sees}; {_normalised(model)}. {_outputs(model, str(tried['dataset']))}"
         + (f" Their names are, from 0 on: {', '.join(names)}." if (names := _class_names(run)) else ""),
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
@@ -290,7 +290,9 @@ scores, _ = model.apply(weights, weights, x, train=False)  # parameters and stat
 
 NORMALISED = '(images - np.float32(about["mean"])) / np.float32(about["std"])'
 OF_CLASSES = 'labels = np.array(about["classes"])[scores.argmax(1)]'
-OF_TARGETS = 'targets = scores * np.array(about["target"]["std"]) + np.array(about["target"]["mean"])'
+OF_TARGETS = (
+    'targets = np.asarray(scores) * np.array(about["target"]["std"]) + np.array(about["target"]["mean"])'
+)
 
 LAYOUT = f"""
 Without jaxfl: in its networks images are (batch, height, width, channels) and are flattened in this order;

@@ -184,11 +184,10 @@ def draw_metrics(
       shown: names in `jaxfl.results.measures.SHOWN`; values of a whole run have no panel.
       class_names: the classes in words, if they have names.
     """
-    first = next((of_run[0][0] for _, of_run in map(_scored, runs.values()) if of_run[0]), None)
-    scores = SCORES_OF[task_of(first["accuracy"]).name] if first else {}
-    panels = [
-        name for name in shown if name in scores or (name == PER_CLASS and "per_class" in first["accuracy"])
-    ]
+    found = (of_run[0][0]["accuracy"] for _, of_run in map(_scored, runs.values()) if of_run[0])
+    first: Mapping[str, Any] = next(found, {})
+    scores = SCORES_OF[task_of(first).name]
+    panels = [name for name in shown if name in scores or (name == PER_CLASS and "per_class" in first)]
     if not panels:
         return None
     wrapped = _wrapped(runs)

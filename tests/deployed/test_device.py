@@ -48,13 +48,14 @@ def federated(folder, after, rounds):
             name: np.average([one.sent[name] for one in trained], axis=0, weights=weights) for name in sent
         }
     scores = [me.score(sent, own, t, t + 1) for me, own in zip(clients, kept, strict=True)]
-    return sent, kept, [score.right / score.rows for score in scores]
+    return sent, kept, [score.value for score in scores]
 
 
 @pytest.mark.parametrize(
     ("method", "options"),
     [
         ("fedper", ("--schedule", "cosine,warmup=1", "--ft-epochs", "1")),
+        long("fedavg", ("--task", "regression", "--lr", "0.01")),  # of the numbers of classes
         long("fedavg-ft", ("--dataset", "digits", "--batch-size", "20")),  # its batches make the difference
         long("per-fedavg", ()),  # its mean is uniform
         long("fedbn", ("--models", "cnn4,width=0.1")),  # BatchNorm's statistics
