@@ -185,7 +185,7 @@ def draw_metrics(
       class_names: the classes in words, if they have names.
     """
     found = (of_run[0][0]["accuracy"] for _, of_run in map(_scored, runs.values()) if of_run[0])
-    first: Mapping[str, Any] = next(found, {})
+    first: Mapping = next(found, {})
     scores = SCORES_OF[task_of(first).name]
     panels = [name for name in shown if name in scores or (name == PER_CLASS and "per_class" in first)]
     if not panels:
