@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl.config.options import declared
-from jaxfl.config.setup import Setup
+from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.folder import several_runs, store
@@ -172,13 +172,19 @@ def labels(configs: Sequence[Config], crossed: bool = False) -> list[str]:
         for options, config, without in zip(given, configs, unlinked, strict=True)
     ]
     shared = {*declared(Setup), *declared(Training)}
+    # A saved partition has its own of these.
+    divided = {*declared(PartitionOptions), "public"} - {"partition"}
+    settled = [divided if is_saved(options["partition"]) else set() for options in experiments]
 
     def differs(run: int, name: str) -> bool:
         """Return whether a run has another value than one whose label does not show that already."""
         return any(
             other_experiment.get(name) != experiments[run][name]
-            for label, other_experiment, of_other in zip(first, experiments, known, strict=True)
-            if label == first[run] or (name in shared and name not in known[run] | of_other)
+            for label, other_experiment, of_other, saved in zip(
+                first, experiments, known, settled, strict=True
+            )
+            if name not in settled[run] ^ saved
+            and (label == first[run] or (name in shared and name not in known[run] | of_other))
         )
 
     def shown(run: int) -> list[str]:

@@ -424,6 +424,13 @@ def test_options_within_a_value_are_not_those_of_the_run():
     assert labels == [f"{variant.label},dropout={rate}" for rate in rates]
 
 
+def test_labels_leave_out_what_a_saved_partition_has_settled():
+    variant = choose("fedavg")
+    drawn = Setup.of(test="own", validation_fraction=0.2, public="none")
+    labels = frame.labels([described(variant, setup) for setup in (drawn, Setup.of(partition="a.npz"))])
+    assert labels == ["fedavg,partition=classes", "fedavg,partition=a.npz"]
+
+
 def test_a_whole_number_may_stand_for_a_large_float():
     assert choose("fedprox", mu=10**10).config.mu == 10**10
     with pytest.raises(JaxflError, match="--steps must be at most 2147483647"):
