@@ -77,9 +77,10 @@ def adapt(
             f"{len(rows)}], but is {size}."
         )
     if labels and (other.task, other.classes) != (source.task, source.classes):
+        theirs = source.classes if other.task is source.task else _labels_of(source)
         raise JaxflError(
             f"The public images of {other.name} have {_labels_of(other)} and the clients' "
-            f"{_labels_of(source)}, so their labels do not mean the same; leave out labels=true."
+            f"{theirs}, so their labels do not mean the same; leave out labels=true."
         )
     shapes = other.images.shape[1:], source.images.shape[1:]
     if any(map(of_vectors, shapes)) and shapes[0] != shapes[1]:
