@@ -470,7 +470,7 @@ def test_stitching_layers_learn_and_blocks_keep_their_bits(federation, labelled)
         rng = np.random.default_rng(1)
         chain = assembly.assemble(assembly.layers(candidate.blocks, SHAPE, CLASSES, "shape"), members, rng)
         drawn = tuning.draws(PUBLIC, options, rng)
-        loss, batches = tuning.objective(images, options, drawn)
+        loss, batches = tuning.objective(tasks.CLASSES, images, options, drawn)
         return train(chain, batches, loss, 0.005, trains=is_stitch, key=jax.random.key(0))
 
     before, after = jax.device_get((tuned(0), tuned(60)))
@@ -548,7 +548,7 @@ def test_two_views_of_an_image_are_a_pair(channels, low):
     images = Images((values - mean) / std, jnp.zeros(4, jnp.int32), mean, std, low, top)
     options = PFedClub(labelled=False, server_batch=4, server_epochs=2)
     drawn = tuning.draws(len(values), options, np.random.default_rng(0))
-    loss, batches = tuning.objective(images, options, drawn)
+    loss, batches = tuning.objective(tasks.CLASSES, images, options, drawn)
     batches = list(batches)
     assert loss is tuning.contrast and len(batches) == 2
     for views, (pairs, tau) in batches:
@@ -712,7 +712,7 @@ def test_parts_before_the_first_that_learns_are_computed_once(federation, room):
         network = assembled(whole._replace(rng=rng), blocks)
         assert [is_stitch(part) for part in network[:2]] == [False, True]
         drawn = tuning.draws(PUBLIC, options, rng)
-        loss, shown = tuning.objective(images, options, drawn)
+        loss, shown = tuning.objective(tasks.CLASSES, images, options, drawn)
         training = functools.partial(train, trains=is_stitch, key=key)
         expected, always = flops.on_host(training, network, shown, loss, options.server_lr)
         [found], operations = flops.on_host(tuned, whole, [blocks])
