@@ -33,11 +33,13 @@ def cell(folder: Path) -> tuple:
     run = load(folder)
     config, metrics, result = run.config, run.metrics, run.result
     assert result is not None, f"{folder} has not finished"
-    of_rounds = [record["cohort"].get("trained") for record in metrics[-10:]]
-    trained = np.mean([of_round["mean"] for of_round in of_rounds]) if all(of_rounds) else np.nan
-    accuracy = result["accuracy"]
+    of_rounds = [record["cohort"]["trained"] for record in metrics[-10:] if "trained" in record["cohort"]]
+    whole = len(of_rounds) == len(metrics[-10:])
+    trained = np.mean([of_round["mean"] for of_round in of_rounds]) if whole else np.nan
+    accuracy, pooled = result["accuracy"], result["summary"]["cohort_received_pooled_mean_last_10"]
+    assert pooled is not None, f"{folder} has not scored its cohorts"
     figures = (
-        result["summary"]["cohort_received_pooled_mean_last_10"],
+        pooled,
         result["received"]["mean"],
         trained,
         accuracy["mean"],
