@@ -86,7 +86,9 @@ def announce(setup: Setup, data: Data) -> None:
 
 def normalised(setup: Setup, shape: Sequence[int]) -> str:
     """Return how inputs of a shape are normalised, in words."""
-    by = {"auto": "none" if len(shape) == 1 else "channel"}.get(setup.data.normalise, setup.data.normalise)
+    by = setup.data.normalise
+    if by == "auto":
+        by = {"tokens": "none", "vectors": "feature"}.get(kind_of(shape), "channel")
     return "not normalised" if by == "none" else f"normalised by {by}"
 
 

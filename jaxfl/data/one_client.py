@@ -41,19 +41,16 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
     """
     (group,) = (group for group in whole.groups if client in np.asarray(group.id))
     (relabel,) = np.asarray(group.relabel)[np.asarray(group.id) == client]
-    parts, targets = {"training": own[:2], "test": own[2:]}, whole.target
-    for what, (images, labels) in parts.items() if targets else ():
-        if labels.shape != (len(images), group.model.classes) or not np.isfinite(labels.astype(float)).all():
-            raise JaxflError(
-                f"Client {client} has {what} labels of {labels.dtype.name} and shape {labels.shape}; give "
-                f"numbers ({len(images)}, {group.model.classes}), all finite."
-            )
-    for what, (images, labels) in parts.items() if not targets else ():
+    targets = whole.target
+    for what, images, labels in (("training", *own[:2]), ("test", *own[2:])):
+        where = f"Client {client} has {what} labels of {labels.dtype.name} and shape {labels.shape}"
+        if targets:
+            wanted = (len(images), group.model.classes)
+            if labels.shape != wanted or not np.isfinite(labels.astype(float)).all():
+                raise JaxflError(f"{where}; give numbers {wanted}, all finite.")
+            continue
         if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
-            raise JaxflError(
-                f"Client {client} has {what} labels of {labels.dtype.name} and shape {labels.shape}; give "
-                "whole numbers, one for each image."
-            )
+            raise JaxflError(f"{where}; give whole numbers, one for each image.")
         known = np.isin(labels, np.nonzero(relabel >= 0)[0])
         if len(images) != len(labels) or not known.all():
             raise JaxflError(

@@ -122,9 +122,10 @@ def divide(
     everything = [np.arange(source.classes)] * len(held)
     known = [np.unique(classes[rows]) for rows in held] if test == "source" else everything
     if test == "source":
-        train, tested = held, [_source_test(source, own, max_test, test_rng) for own in known]
+        train, tested = held, [_source_test(source, classes, own, max_test, test_rng) for own in known]
     elif test == "all":
-        train, tested = held, [_source_test(source, np.unique(classes), max_test, test_rng)] * len(held)
+        every = _source_test(source, classes, np.unique(classes), max_test, test_rng)
+        train, tested = held, [every] * len(held)
     else:
         train, tested = _own_test(held, of_test, test_fraction, max_test, test_rng)
     if max_train is not None:
@@ -255,12 +256,12 @@ def _check_arguments(clients, seed, test, labels, test_fraction, validation_frac
             raise JaxflError(f"{name} is {value}; it must be at least 0 and below 1.")
 
 
-def _source_test(source: Source, classes: np.ndarray, most: int | None, rng) -> np.ndarray:
+def _source_test(source: Source, of_rows: np.ndarray, classes: np.ndarray, most: int | None, rng):
     """Return the source's test rows of some classes: all, or at most `most` and equally many of each.
 
-    Classes without test rows have no part in this.
+    Classes without test rows have no part in this; `of_rows` (N,) has the class of every row.
     """
-    rows, of_rows = np.flatnonzero(~source.train), strata(source.labels)
+    rows = np.flatnonzero(~source.train)
     by_class = [rng.permutation(rows[of_rows[rows] == c]) for c in classes]
     found = [of_class for of_class in by_class if len(of_class)]
     if not found:

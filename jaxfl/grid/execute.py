@@ -8,6 +8,7 @@ each other where a joint program would not fit in memory, or where part of a rou
 """
 
 import contextlib
+import functools
 import itertools
 import time
 from collections import Counter, defaultdict
@@ -238,25 +239,31 @@ def _run_batches(
         told.observer.said(f"Left out: {sentence}")
     errors |= hopeless
     batches = [batch for batch in batches if batch.keys().isdisjoint(hopeless)]
-    spent = {}  # what programs of a batch had compiled before, by its number
-    for number, batch in enumerate(batches):
+    spent = None
+    for batch, after in itertools.zip_longest(batches, batches[1:]):
         heed()
-        following = batches[number + 1 : number + 2]
+        ahead = functools.cache(partial(_compile_ahead, after, shared, data))
 
-        def watch(*news, following=following, number=number, **more):
-            """Begin to compile for the next batch as soon as this one trains."""
-            for after in following if number + 1 not in spent else ():
-                spent[number + 1] = _compiled_by_now(after)
-                compilers.submit(_compile, after, shared, data)
+        def watch(*news, ahead=ahead, **more):
+            ahead()  # this batch trains, so the compiler is free
             told.watch(*news, **more)
 
-        spent.setdefault(number, _compiled_by_now(batch))
-        errors |= _run_batch(batch, shared, data, told._replace(watch=watch), heed, spent[number], **alone)
+        errors |= _run_batch(batch, shared, data, told._replace(watch=watch), heed, spent, **alone)
+        spent = ahead()
     return errors
 
 
 def _compiled_by_now(runs: Runs) -> tuple[int, float]:
     return compilation(next(iter(runs.values())).variant.programs)
+
+
+def _compile_ahead(runs: Runs | None, shared: Setup, data: Data) -> tuple[int, float] | None:
+    """Begin to compile for the runs that follow, if there are some; return what had been compiled before."""
+    if runs is None:
+        return None
+    spent = _compiled_by_now(runs)
+    compilers.submit(_compile, runs, shared, data)
+    return spent
 
 
 def _compile(runs: Runs, shared: Setup, data: Data) -> None:
@@ -326,13 +333,14 @@ def _run_batch(
     data: Data,
     told: Watched,
     heed: Callable[[], None],
-    spent: tuple[int, float],
+    spent: tuple[int, float] | None,
     **alone: Any,
 ) -> Errors:
     """Run a batch of unfinished runs, one of `_batches`, to its end; see `_run_batches`.
 
-    `spent` is what their programs had compiled before any were begun for them.
+    `spent` is what their programs had compiled before any were begun for them ahead; None if none were.
     """
+    spent = spent or _compiled_by_now(runs)
     kept = (lambda error: error) if alone else without_traceback
     try:
         size, how, data = _fitted(runs, shared, data)

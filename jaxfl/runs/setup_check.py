@@ -9,7 +9,7 @@ from jaxfl.runs.prepare import chosen_partitioner
 
 
 def check_setup(setup: Setup) -> None:
-    """Refuse options that contradict each other, or are of another type or out of range."""
+    """Refuse options that contradict each other."""
     check_columns(setup.machine.show)
     public, options = choices.split(setup.data.public)
     if public in ("auto", "none") and options:

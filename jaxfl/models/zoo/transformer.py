@@ -4,15 +4,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxfl.errors import JaxflError
-from jaxfl.models.blocks import LAYER_EPSILON
 from jaxfl.models.build import probability, scaled
 from jaxfl.models.model import Block, Model
+from jaxfl.models.zoo.encoder import UNCUT, encoded, layer_norm
 from jaxfl.models.zoo.tokens import Embedding, classifying, real_places
-from jaxfl.models.zoo.vit import UNCUT
 
 
 class TokenEncoder(nn.Module):
-    """Attention to the real places and a perceptron of two layers, each after a LayerNorm, with a shortcut.
+    """An encoder that attends to the real places.
 
     `mean` marks the network's last one, which ends with a LayerNorm and the mean over the real places.
     """
@@ -25,31 +24,11 @@ class TokenEncoder(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Map embedded tokens (B, T, d) to the same shape, or to (B, d) with `mean`."""
-        dtype, features, real = jnp.result_type(float), x.shape[-1], real_places(x)
-
-        def norm(name, x):
-            layer = nn.LayerNorm(
-                epsilon=LAYER_EPSILON,
-                dtype=dtype,  # statistics need more digits than a reduced precision has
-                param_dtype=dtype,
-                use_fast_variance=False,
-                force_float32_reductions=False,
-                name=name,
-            )
-            return layer(x.astype(dtype)).astype(x.dtype)
-
-        def dropped(x):
-            return nn.Dropout(self.dropout, deterministic=not train)(x)
-
-        attention = nn.MultiHeadDotProductAttention(self.heads, param_dtype=dtype, name="attention")
-        y = norm("norm1", x)
-        x = x + dropped(attention(y, mask=real[:, None, None]))
-        y = nn.Dense(4 * features, param_dtype=dtype, name="mlp1")(norm("norm2", x))
-        y = nn.Dense(features, param_dtype=dtype, name="mlp2")(nn.gelu(y, approximate=False))
-        x = x + dropped(y)
+        real = real_places(x)
+        x = encoded(x, self.heads, self.dropout, train=train, mask=real[:, None, None])
         if not self.mean:
             return jnp.where(real[..., None], x, 0)
-        return norm("norm", x).mean(1, where=real[..., None])
+        return layer_norm("norm", x).mean(1, where=real[..., None])
 
 
 def transformer(

@@ -4,11 +4,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxfl.errors import JaxflError
-from jaxfl.models.blocks import LAYER_EPSILON, Linear
+from jaxfl.models.blocks import Linear
 from jaxfl.models.build import network, probability, scaled
 from jaxfl.models.model import Block, Model
-
-UNCUT = "has attention heads that each take some of the channels, which leaves no first ones"
+from jaxfl.models.zoo.encoder import UNCUT, encoded, layer_norm
 
 
 class PatchEmbedding(nn.Module):
@@ -32,10 +31,10 @@ class PatchEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Attention and a perceptron of two layers, each after a LayerNorm and with a shortcut.
+    """An encoder of tokens in their places in the image.
 
     `mean` marks the network's last encoder, which ends with a LayerNorm and the mean of all tokens. Its tap
-    is its output before these, the tokens in their places in the image.
+    is its output before these.
     """
 
     heads: int
@@ -46,32 +45,11 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Map tokens (B, H, W, d) to the same shape, or to (B, d) with `mean`."""
-        dtype, (batch, height, width, features) = jnp.result_type(float), x.shape
-
-        def norm(name, x):
-            layer = nn.LayerNorm(
-                epsilon=LAYER_EPSILON,
-                dtype=dtype,  # statistics need more digits than a reduced precision has
-                param_dtype=dtype,
-                use_fast_variance=False,
-                force_float32_reductions=False,
-                name=name,
-            )
-            return layer(x.astype(dtype)).astype(x.dtype)
-
-        def dropped(x):
-            return nn.Dropout(self.dropout, deterministic=not train)(x)
-
-        x = x.reshape(batch, height * width, features)
-        attention = nn.MultiHeadDotProductAttention(self.heads, param_dtype=dtype, name="attention")
-        x = x + dropped(attention(norm("norm1", x)))
-        y = norm("norm2", x)
-        y = nn.Dense(4 * features, param_dtype=dtype, name="mlp1")(y)
-        y = nn.Dense(features, param_dtype=dtype, name="mlp2")(nn.gelu(y, approximate=False))
-        x = x + dropped(y)
-        maps = x.reshape(batch, height, width, features)
+        tokens = x.reshape(x.shape[0], -1, x.shape[-1])
+        tokens = encoded(tokens, self.heads, self.dropout, train=train)
+        maps = tokens.reshape(x.shape)
         self.sow("intermediates", "taps", maps)
-        return norm("norm", x).mean(1) if self.mean else maps
+        return layer_norm("norm", tokens).mean(1) if self.mean else maps
 
 
 def vit(
