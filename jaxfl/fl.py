@@ -52,6 +52,7 @@ from jaxfl.mechanisms import (
     shared_entries,
     topology,
     validation,
+    wire,
 )
 from jaxfl.mechanisms.each_architecture import each_architecture
 from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, RoundPredictions, exchanging

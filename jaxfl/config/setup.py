@@ -110,6 +110,9 @@ class RunOptions:
     """Communication rounds."""
     participation: float = within("(0, 1]", 1.0)
     """Share of clients that take part in a round."""
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """How clients are drawn for a round: always as many, or each by itself with the probability
+    `participation`, as the accountant of --privacy has it; then a round may have none."""
     newcomers: float = within("[0, 1)", 0.0)
     """Share of each architecture's clients, drawn by partition_seed, that take part in no round and are not
     counted in accuracies. At the end they join: all of them take part in one more round, and are scored
@@ -156,6 +159,26 @@ class RunOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class WireOptions:
+    """What happens to clients' messages before the server has made something of them (docs/wire.md)."""
+
+    privacy: str = "none"
+    """Differential privacy of clients: gaussian,clip=1,noise=1.0,where=server,delta=1e-5. `jaxfl list
+    gaussian` says what options mean."""
+    target_epsilon: float | None = within("(0, inf)", None)
+    """Choose the noise of --privacy such that epsilon is at most this after the last round."""
+    compress: str = "none"
+    """How clients send fewer bits: quantize,bits=8; top-k,share=0.01; sign; low-rank,rank=4; or
+    my.py:transform. With feedback=true each client sends later what has been lost."""
+    attack: str = "none"
+    """What attackers do, share=0.2 of the clients, drawn by partition_seed: sign-flip,factor=1; random,std=1;
+    scale,factor=10; label-flip; backdoor,target=0,rows=0.5; or my.py:transform. Scores are of the others."""
+    aggregate: str = "mean"
+    """What the server takes: mean; median; trimmed-mean,share=0.1; krum,m=1; geometric-median;
+    norm-bound,bound=1; or my.py:aggregate. `jaxfl list krum` says what options mean."""
+
+
+@dataclasses.dataclass(frozen=True)
 class MachineOptions:
     """How this machine computes: runs that differ only in these options try the same."""
 
@@ -191,6 +214,7 @@ class Setup:
     data: DataOptions = DataOptions()
     partition: PartitionOptions = PartitionOptions()
     run: RunOptions = RunOptions()
+    wire: WireOptions = WireOptions()
     machine: MachineOptions = MachineOptions()
 
     @classmethod

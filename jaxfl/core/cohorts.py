@@ -5,6 +5,7 @@ and a resumed run sees those of the uninterrupted one.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,29 @@ def draw_cohorts(
     starts = np.cumsum([0, *group_sizes])
     groups = [chosen[:, start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
     return tuple(_slots(of_group, min(of_group.shape[1], active)) for of_group in groups)
+
+
+def draw_poisson(
+    group_sizes: Sequence[int],
+    participation: float,
+    rounds: int,
+    seed: int,
+    newcomers: Sequence[np.ndarray] = (),
+) -> tuple[Slots, ...]:
+    """Draw each client of every round by itself, with the probability `participation`, see `draw_cohorts`.
+
+    There are more places than a round has clients on average: by eight standard deviations, or as many as the
+    fullest round needs.
+    """
+    apart = np.concatenate(newcomers) if newcomers else np.zeros(sum(group_sizes), bool)
+    draws = np.stack([generator(seed, t).random(sum(group_sizes)) for t in range(rounds)])
+    groups = np.split((draws < participation) & ~apart, np.cumsum(group_sizes)[:-1], axis=1)
+
+    def places(chosen):
+        usual = participation * chosen.shape[1]
+        return min(chosen.shape[1], max(math.ceil(usual + 8 * math.sqrt(usual) + 8), chosen.sum(1).max()))
+
+    return tuple(_slots(of_group, places(of_group)) for of_group in groups)
 
 
 def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple[np.ndarray, ...]:

@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
       state: after the last round. It is donated to the next chunk, or written in place: copy it to keep it.
       reports: one per round, with NumPy leaves.
       scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,), with `Job.likely` also
-        "likely", see `jaxfl.core.score.likelihoods`; None where the rounds diverged.
+        "likely", see `jaxfl.core.score.likelihoods`, and with a backdoor "attacked"; None where the rounds diverged.
       train_seconds, evaluate_seconds: without compilation of the programs of rounds and scores; everything
         within a round is training, also what a host step compiles.
       diverged: None, or (round, client id, what) of the first "loss" or "predictions" that are not finite;
@@ -185,6 +185,8 @@ def evaluate(
         found["personal"] = received if same else programs.personal(key, *arguments)
         if likely:
             found["likely"] = programs.likely(key, *arguments)
+        if federation.wire and federation.wire.has_backdoor:
+            found["attacked"] = programs.attacked(key, *arguments)
         return jax.device_get(found)
 
     parts = in_parts(federation, last, rounds)

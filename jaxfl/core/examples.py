@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation
-from jaxfl.core.streams import AUGMENTATION
+from jaxfl.core.streams import AUGMENTATION, POISON
 from jaxfl.data.federation import Batch, Client, Federation
 
 SWEPT = 64  # images that a sweep takes at once
@@ -32,15 +32,24 @@ class Examples:
 
 
 def own_rows(client: Client, hyper) -> Examples:
-    """Return the training rows of a client in a client map; `hyper.augment` changes images at random."""
+    """Return the training rows of a client in a client map; `hyper.augment` changes images at random.
+
+    Attackers may change their rows, see `jaxfl.mechanisms.wire.attacks`.
+    """
     federation: Federation = client.federation
-    transform = augmentation(hyper.augment)
+    transform, poison = augmentation(hyper.augment), federation.wire and federation.wire.poison
 
     def take(position, mask, key):
-        if not hyper.augment:
+        if not (hyper.augment or poison):
             return federation.batch(client, position, mask)
-        stream = jax.random.fold_in(key, AUGMENTATION)
-        return federation.batch(client, position, mask, lambda images: transform(stream, images))
+        augmented, poisoned = (jax.random.fold_in(key, stream) for stream in (AUGMENTATION, POISON))
+
+        def changed(images):
+            images = transform(augmented, images)
+            return poison.images(poisoned, client, images) if poison else images
+
+        batch = federation.batch(client, position, mask, changed)
+        return batch._replace(y=poison.labels(poisoned, client, batch.y)) if poison else batch
 
     return Examples(client.size, client.rows.shape[0], take)
 

@@ -19,6 +19,7 @@ Key = jax.Array  # a typed key, `jax.random.key`
 Array = Any  # a JAX array, or a NumPy array that is an argument of a program
 BYTES_PER_SCALAR = 4  # of messages: float32 or int32
 State = Any  # an algorithm's own NamedTuple of pytrees
+WIRE = ("messages", "mean", "feedback")  # what of the wire a method may pass through, see `Algorithm.wire`
 
 
 class Slots(NamedTuple):
@@ -165,6 +166,9 @@ class Algorithm(NamedTuple):
       prepare: a phase before the first round, with a cohort of all clients except newcomers: pre-training, or
         a pass over all clients. Its traffic and operations count for the first round. None for most methods.
       averaged: of a method whose server only averages and has no memory. None for all other methods.
+      wire: what of `jaxfl.mechanisms.wire` its rounds pass through, some of `WIRE`: clients' messages go
+        through `sent`; the server's mean is the wire's, `averaged`; clients keep what compression has lost.
+        Options that need more are refused.
     """
 
     init: Init
@@ -176,6 +180,7 @@ class Algorithm(NamedTuple):
     embeddings: Callable[[State], PerGroup] | None = None
     prepare: Step | None = None
     averaged: Averaged | None = None
+    wire: tuple[str, ...] = ()
 
 
 class Method(NamedTuple):

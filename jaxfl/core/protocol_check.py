@@ -41,7 +41,9 @@ def checked(built: Any, build: Callable) -> Algorithm:
     if not isinstance(built, Algorithm):
         raise JaxflError(f"{line_of(build)}: build returns a {type(built).__name__}, not a jaxfl.Algorithm.")
     arguments = {"init": ("key", "federation", "hyper"), "matrices": ("state",), "embeddings": ("state",)}
-    functions = {name: f for name, f in built._asdict().items() if f is not None and name != "averaged"}
+    functions = {
+        name: f for name, f in built._asdict().items() if f is not None and name not in ("averaged", "wire")
+    }
     # A method that has replaced another method's step no longer does what `averaged` describes.
     if built.averaged and built.averaged.step is not built.step:
         built = built._replace(averaged=None)

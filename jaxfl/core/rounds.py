@@ -70,6 +70,7 @@ class Programs(NamedTuple):
       received: ``(key, state, federation, cohort) -> scores`` before local training.
       personal: the same for the models that clients deploy.
       likely: ``(key, state, federation, cohort) -> likelihoods`` of these models on their clients' rows.
+      attacked: their scores where a backdoor is tried out, see `jaxfl.mechanisms.wire.attacks`.
     """
 
     algorithm: Algorithm
@@ -80,6 +81,7 @@ class Programs(NamedTuple):
     received: Program
     personal: Program
     likely: Program
+    attacked: Program
 
     @property
     def compilations(self) -> int:
@@ -111,6 +113,11 @@ def as_programs(algorithm: Algorithm) -> Programs:
     def likely(key, state, federation, cohort):
         predictors = algorithm.personal(key, state, federation, cohort)
         return federation.keep_replicated(likelihoods(predictors, key, federation, cohort))
+
+    def attacked(key, state, federation, cohort):
+        predictors = algorithm.personal(key, state, federation, cohort)
+        tried_out = federation.wire.tried_out(federation)
+        return federation.keep_replicated(score(predictors, key, tried_out, cohort))
 
     def counted(step, key, state, federation, cohort):
         """Run a step; return the new state, the step's report, its predictors by moment, its operations."""
@@ -189,4 +196,5 @@ def as_programs(algorithm: Algorithm) -> Programs:
         received=score_received,
         personal=score_received if same else Program(personal),
         likely=Program(likely),
+        attacked=Program(attacked),
     )

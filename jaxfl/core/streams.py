@@ -6,7 +6,9 @@
     round t  ->  fold_in(rounds, t)
     client   ->  fold_in(its round's key, its id);  beside the clients PUBLIC, SERVER and SHARED_BATCHES
     epoch e  ->  fold_in(fold_in(its client's key, phase), e), the order of rows
-    batch b  ->  fold_in(its epoch's key, b);  beside the batches FURTHER_PARTS, in a batch AUGMENTATION
+    batch b  ->  fold_in(its epoch's key, b);  beside the batches FURTHER_PARTS, in one AUGMENTATION, POISON
+    message  ->  fold_in(its client's key, WIRE)
+    server   ->  fold_in(the round's key, WIRE - 1 - number of the architecture), its noise
 
 Keys beside those of clients or batches count down from the largest number, because ids are small.
 """
@@ -20,6 +22,8 @@ SERVER = 2**31 - 2  # what the server draws
 EXTENSION = 2**31 - 1  # beside the architectures' initial weights: what a method adds to them
 SHARED_BATCHES = 2**31 - 3  # minus its number: a batch that all clients see at the same time
 AUGMENTATION = 2**31 - 1  # folded into a batch's key
+POISON = 2**31 - 2  # the same: which rows of an attacker are changed
+WIRE = 2**30  # folded into a client's key: its message; less 1 and an architecture's number, a round's: noise
 FURTHER_PARTS = 2**31  # minus its number: the order of a further list of examples in the same epoch
 
 

@@ -90,6 +90,8 @@ class Federation:
       alone: of one group of several, see `only`.
       all_newcomers: in a window (`jaxfl.core.window`), whose `groups` hold only some of the clients, per
         group (n_g,) bool, which of all clients are newcomers. None if `groups` hold all of them.
+      wire: what happens to messages, a `jaxfl.mechanisms.wire.setup.Wire`; None for nothing.
+      trigger: what changes all images where a backdoor is tried out; None elsewhere.
     """
 
     images: jax.Array
@@ -110,6 +112,8 @@ class Federation:
     apart: bool = static(default=False)
     alone: Alone | None = static(default=None)
     all_newcomers: PerGroup | None = None
+    wire: Any = None
+    trigger: Any = None
 
     @property
     def clients(self) -> int:
@@ -159,6 +163,15 @@ class Federation:
     def newcomers(self) -> PerGroup:
         """Per group (n_g,) bool, by their ids: which of all its clients take part in no round."""
         return self.all_newcomers or tuple(group.newcomer for group in self.groups)
+
+    @property
+    def counted(self) -> np.ndarray:
+        """Whose scores count, (N,) bool in the order of groups: neither newcomers nor attackers."""
+        counted = ~np.concatenate([np.asarray(apart) for apart in self.newcomers])
+        if self.wire is None:
+            return counted
+        ids = np.concatenate([np.asarray(group.id) for group in self.groups])
+        return counted & ~np.asarray(self.wire.attackers)[ids]
 
     @property
     def participants(self) -> jax.Array:
@@ -290,7 +303,8 @@ class Federation:
 
     def seen(self, rows):
         """Return images of rows (B,) -> (B, H, W, C) as their clients see them, in raw units."""
-        return self.images[rows] if self.shift is None else self.shift.look(self.images, rows, self.std)
+        seen = self.images[rows] if self.shift is None else self.shift.look(self.images, rows, self.std)
+        return seen if self.trigger is None else self.trigger.stamped(seen)
 
     def inputs(self, rows, transform: Callable = lambda images: images):
         """Return normalised images of rows (B,) -> (B, H, W, C); `transform` changes them before."""

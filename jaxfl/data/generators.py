@@ -5,6 +5,7 @@
                         (SHIFT, number, AMOUNTS)       those of each further shift
                         (DEVICES,)                     how fast each client's device is
                         (group, NEWCOMERS)             which clients join at the end
+                        (0, ATTACKERS)                 which clients are attackers
     seed            ->  (t,)                           the cohort of round t
                         (t, DROPOUTS)                  which clients drop out of round t
 
@@ -18,7 +19,7 @@ links: a number that changes here changes runs that are continued.
 import numpy as np
 
 ROWS, TEST, VALIDATION, LABELS, PUBLIC, OTHER_PUBLIC, TOPOLOGY, SHIFT, MOST, DEVICES = range(10)
-DROPOUTS, NEWCOMERS, AMOUNTS = 1, 2, 3
+DROPOUTS, NEWCOMERS, AMOUNTS, ATTACKERS = 1, 2, 3, 4
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:

@@ -188,6 +188,14 @@ class Spent(Costs):
     """of the slowest client, or the deadline if the server waits for one in vain; if speeds are known"""
 
 
+class Privacy(TypedDict):
+    """What the accountant guarantees so far, see `jaxfl.mechanisms.wire.accounting`."""
+
+    epsilon: Known  # None: nothing is guaranteed
+    delta: float
+    noise: float  # the multiplier
+
+
 class Round(Spent):
     """A line of metrics.jsonl. Whatever is per client has the order of `clients`."""
 
@@ -209,6 +217,8 @@ class Round(Spent):
     """of the deployed models, where evaluated; with the scores that `--show` asks for"""
     received: NotRequired[Accuracy]  # of the models that clients receive
     newcomers: NotRequired[Newcomers]  # in the last round
+    attack_success: NotRequired[float]  # of a backdoor, where evaluated
+    privacy: NotRequired["Privacy"]  # where evaluated
     seconds: NotRequired[dict[str, float]]
     """compile, train, evaluate and write of the rounds since the evaluation before"""
     together: NotRequired[int]  # number of runs in one program; the seconds of training are one run's part
@@ -249,6 +259,8 @@ class Result(Costs):
     code: list[Code]  # every code of the run, each with the first round that it computed
     cohort: NotRequired[CohortScores]  # means over the last ten rounds that have them
     newcomers: NotRequired[Newcomers]
+    attack_success: NotRequired[float]
+    privacy: NotRequired["Privacy"]
 
 
 # ---- comparisons

@@ -73,6 +73,7 @@ def each_architecture(one: Algorithm) -> Algorithm:
         embeddings=one.embeddings and _of_state(one.embeddings, tuple),
         prepare=one.prepare and steps(one.prepare),
         averaged=one.averaged._replace(step=step) if one.averaged and same else None,
+        wire=one.wire,
     )
 
 

@@ -254,4 +254,5 @@ def first_layers(config: Averaging, method: Callable[..., Algorithm]) -> Algorit
         shared = mean(means, weights, places, shared_leaves(state.shared, places))
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
-    return plain._replace(init=init, step=step)  # what clients use is in the state
+    # What clients use is in the state; the mean is one of means.
+    return plain._replace(init=init, step=step, wire=())

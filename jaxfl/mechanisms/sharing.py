@@ -22,20 +22,18 @@ from jaxfl.core import tree
 from jaxfl.core.client_map import (
     cohort_rows,
     gather,
-    map_and_sum,
     map_clients,
     scatter,
     sent_down,
-    sent_up,
 )
 from jaxfl.core.examples import own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
-from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
+from jaxfl.core.protocol import WIRE, Algorithm, Averaged, Cohort, Info, Predictor, Slots
 from jaxfl.core.streams import EXTENSION
 from jaxfl.core.training import Epochs, Trained, Training, descend, task_loss
 from jaxfl.data.federation import Client
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms import hooks
+from jaxfl.mechanisms import hooks, wire
 from jaxfl.mechanisms.each_architecture import each_architecture
 from jaxfl.mechanisms.hooks import expect
 from jaxfl.models.model import Model, Weights
@@ -158,6 +156,7 @@ class State(NamedTuple):
       kept: the leaves that each client keeps (n_g, ...).
       memory: what each client remembers (n_g, ...).
       server: what the server remembers.
+      owed: what compression has lost of each client's messages (n_g, ...), with error feedback.
     """
 
     hyper: Any
@@ -165,6 +164,7 @@ class State(NamedTuple):
     kept: Weights
     memory: Any
     server: Any
+    owed: Any = None
 
 
 @options
@@ -394,41 +394,57 @@ def sharing(
         kept, shared = divide(model, weights)
         remembered = federation.of_each(remember(model, shared, hyper), 0)
         server = begin(model, shared, hyper)
-        return State(hyper, shared, each_client(key, kept, federation), remembered, server)
+        state = State(hyper, shared, each_client(key, kept, federation), remembered, server)
+        return state._replace(owed=wire.nothing_owed(federation, lambda: message_of(key, state, federation)))
 
     def receive(key, state, federation, cohort):
         return Predictor(state.shared, gather(state.kept, cohort), predict)
 
-    def step(key, state, federation, cohort):
-        def client(key, participant):
-            trained = train(key, participant)
-            kept, shared = divide(participant.model, trained.weights)
-            remembered, message = update(participant, trained)
-            return (kept, shared, remembered, trained.loss), (shared, message)
+    def client(key, participant):
+        """Return what stays with a client after its training, and what it sends."""
+        trained = train(key, participant)
+        kept, shared = divide(participant.model, trained.weights)
+        remembered, message = update(participant, trained)
+        return (kept, shared, remembered, trained.loss), (shared, message)
 
+    def message_of(key, state, federation):
+        """Return the form of what a client sends."""
+        first = Cohort(jnp.int32(0), (Slots(jnp.zeros(1, jnp.int32), jnp.ones(1, bool)),), 1, alone=True)
+        trains, common, own = participating(client, state, first)
+        _, message = jax.eval_shape(lambda: map_clients(trains, key, federation, first, common, own))
+        return tree.one(message)
+
+    def step(key, state, federation, cohort):
         n = cohort_rows(federation, cohort)
         present = (n > 0).astype(n.dtype)
         trains, common, own = participating(client, state, cohort)
-        shares = tree.shares(n if memory.by_rows else present)
-        outputs, mean = map_and_sum(trains, key, federation, cohort, shares, common, own)
-        (kept, shared, remembered, loss), (mean_shared, message) = outputs, mean
+        weights, owed = n if memory.by_rows else present, gather(state.owed, cohort)
+        known = state.shared, None
+        made = wire.averaged(trains, key, federation, cohort, weights, common, own, known=known, owed=owed)
+        (kept, shared, remembered, loss), (mean_shared, message) = made.outputs, made.mean
 
         joining = tree.take(federation.group.newcomer, cohort.slots).astype(n.dtype)
         clients = federation.participants[0] + (joining * present).sum()
-        means = Means(federation.group.model, mean_shared, message, present.sum() / clients)
+        part = present.sum() / clients if made.part is None else made.part
+        means = Means(federation.group.model, mean_shared, message, part)
         before = state.shared, state.server
-        after = tree.where(present.any(), aggregate(*before, means, state.hyper), before)
-        up, down = sent_up(cohort, mean), sent_down(cohort, common)  # a mean has the shape of a message
-        return State(
+        after = aggregate(*before, means, state.hyper)
+        after = after if made.always else tree.where(present.any(), after, before)
+        up = wire.up(federation, cohort, made.mean)  # a mean has the shape of a message
+        state = State(
             state.hyper,
             after[0],
-            scatter(state.kept, cohort, kept),
-            scatter(state.memory, cohort, remembered),
+            scatter(state.kept, made.heard, kept),
+            scatter(state.memory, made.heard, remembered),
             after[1],
-        ), Info(loss, up, down, trained=Predictor(None, tree.combine(shared, kept), predict))
+            scatter(state.owed, made.heard, made.owed),
+        )
+        info = Info(loss, up, sent_down(cohort, common))
+        return state, made.told(info._replace(trained=Predictor(None, tree.combine(shared, kept), predict)))
 
     if tune is None:
-        return each_architecture(Algorithm(init, receive, step, receive, averaged=memory.averaged(step)))
+        one = Algorithm(init, receive, step, receive, averaged=memory.averaged(step), wire=WIRE)
+        return each_architecture(one)
 
     tune = expect("tune", tune, "key", "participant", form=hooks.trained)
 
@@ -439,4 +455,4 @@ def sharing(
         tunes, common, own = participating(client, state, cohort)
         return Predictor(None, map_clients(tunes, key, federation, cohort, common, own), predict)
 
-    return each_architecture(Algorithm(init, receive, step, tuned, averaged=memory.averaged(step)))
+    return each_architecture(Algorithm(init, receive, step, tuned, averaged=memory.averaged(step), wire=WIRE))

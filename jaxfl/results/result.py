@@ -49,6 +49,8 @@ def records(
         likely = chunk.scores.get("likely", ())
         lines[-1]["accuracy"] = accuracy(chunk.scores["personal"], federation, show, likely)
         lines[-1]["received"] = accuracy(chunk.scores["received"], federation)
+        if attacked := chunk.scores.get("attacked"):
+            lines[-1]["attack_success"] = accuracy(attacked, federation)["mean"]
     lines[-1]["seconds"] = {
         "compile": compile_seconds,
         "train": chunk.train_seconds,
@@ -65,7 +67,8 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
     members = [_until(deadline, one) if deadline and one.device and one.lost else one for one in whole]
     lost = [one.id for one in members if one.lost]
     losses = [None if one.idle or one.lost else one.loss for one in members]
-    known = [loss for loss in losses if loss is not None]
+    honest = [True] * len(members) if federation.wire is None else ~federation.wire.attackers[[one.id for one in members]]
+    known = [loss for loss, counts in zip(losses, honest, strict=True) if counts and loss is not None]
     line: Round = {
         "round": t + 1,
         "loss": _finite(float(np.mean(known))) if known else None,
@@ -81,8 +84,9 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
     }
     if report.lost:
         line["lost"] = lost
-    if busy := [clock.seconds(one.device, one.flops, one.up + one.down) for one in members if one.device]:
-        line["simulated_seconds"] = deadline if deadline and lost else max(busy)
+    if client_devices:
+        busy = [clock.seconds(one.device, one.flops, one.up + one.down) for one in members if one.device]
+        line["simulated_seconds"] = deadline if deadline and lost else max(busy, default=0.0)
     if report.info.findings:
         line["findings"] = jax.tree.map(_plain, report.info.findings)
     if report.scores and len(lost) < len(members):
@@ -281,6 +285,9 @@ def result(config: Config, metrics: list[Round], compilations: int) -> Result:
     if cohorts := [record["cohort"] for record in metrics if "cohort" in record][-10:]:
         made["cohort"] = _over_rounds(cohorts)
         summary["cohort_received_pooled_mean_last_10"] = made["cohort"]["received"]["pooled"]
+    for entry in ("attack_success", "privacy"):
+        if entry in scored[-1]:
+            made[entry] = scored[-1][entry]
     if "newcomers" in metrics[-1]:
         made["newcomers"] = metrics[-1]["newcomers"]
     return made

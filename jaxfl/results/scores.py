@@ -17,7 +17,7 @@ from jaxfl.tasks import CLASSES, Task
 def accuracy(
     scores: PerGroup, federation: Federation, show: Collection[str] = (), likely: PerGroup = ()
 ) -> Accuracy:
-    """Return the scores of all clients except newcomers on their own test rows, shares as fractions.
+    """Return scores on clients' own test rows, shares as fractions; newcomers and attackers do not count.
 
     Args:
       scores: for each group, what `Task.scored` returns of all its clients.
@@ -28,7 +28,7 @@ def accuracy(
 
     """
     order = np.argsort(np.concatenate([np.asarray(group.id) for group in federation.groups]))
-    counted = ~np.concatenate(federation.newcomers)
+    counted = federation.counted
     every, task = _joined(scores), federation.task
     counts, share = jax.tree.map(lambda leaf: leaf[counted], every), task.each(every)
     ends = np.cumsum([len(group.id) for group in federation.groups])[:-1]

@@ -13,7 +13,7 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
 from jaxfl.core.answers import draw_dropouts
-from jaxfl.core.cohorts import align, balance, draw_cohorts
+from jaxfl.core.cohorts import align, balance, draw_cohorts, draw_poisson
 from jaxfl.core.engine import compiled
 from jaxfl.core.host_state import taken_over
 from jaxfl.core.job import Job, traced
@@ -28,6 +28,7 @@ from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant, needs_of
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
+from jaxfl.mechanisms.wire import WITHOUT, needed_of
 from jaxfl.results.measures import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
@@ -61,7 +62,8 @@ def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
     """Draw the cohort of every round of a run, with the place of each client: leaves (rounds, k_g)."""
     counts = [len(group.id) for group in federation.groups]
     chosen = setup.run.participation, setup.run.rounds, setup.run.seed
-    drawn = draw_cohorts(counts, *chosen, federation.newcomers)
+    draw = draw_cohorts if setup.run.sampling == "fixed" else draw_poisson
+    drawn = draw(counts, *chosen, federation.newcomers)
     return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
 
 
@@ -133,6 +135,7 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> Data:
     Raises:
       JaxflError: if the method is the user's own and does not keep the protocol, or vectors are to be
         augmented like images, or windows rotated, or the labels are for a task that the method cannot do, or
+        its messages do not pass through what the setup has on the wire, or
         clients' state is to be in the host's memory and a round needs all clients.
     """
     if "classes" in needs_of(variant):
@@ -140,6 +143,7 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> Data:
     _require_images_to_augment(variant, data.source)
     if setup.machine.client_state == "host" and (variant.programs.algorithm.host or variant.programs.prepare):
         raise beyond_cohort(f"{variant.label} has a step that uses all clients")
+    _require_on_the_wire(variant, setup)
     federation = data.federation
     if setup.run.topology == "none":  # other methods of a comparison may have links
         federation = dataclasses.replace(federation, links=federation.links[:0, :0])
@@ -148,6 +152,14 @@ def fit_to_machine(variant: Variant, setup: Setup, data: Data) -> Data:
     if setup.machine.clients_at_once is None:
         federation = _as_many_as_fit(variant, setup, federation)
     return data._replace(federation=federation)
+
+
+def _require_on_the_wire(variant: Variant, setup: Setup) -> None:
+    """Refuse options of the wire that the method's rounds do not pass through, see `Algorithm.wire`."""
+    passes = variant.programs.algorithm.wire
+    for choice, place in needed_of(setup).items():
+        if place not in passes:
+            raise JaxflError(f"{variant.label}: {choice} {WITHOUT[place]}; leave it out.")
 
 
 def _require_images_to_augment(variant: Variant, source: Source) -> None:

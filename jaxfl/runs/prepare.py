@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.folder import store
 from jaxfl.folder.records import DataSet
 from jaxfl.machine.processes import on_first_process
+from jaxfl.mechanisms.wire import wire_of
 from jaxfl.models.model import Model
 from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
@@ -94,6 +96,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     moments = recorded_moments(then) if then else training_moments(source, trained, setup.data.normalise)
     federation = federate(source, partition, models, at_once, devices, public, links, drawn, hosted, moments)
     federation = with_newcomers(setup, federation)
+    federation = replace(federation, wire=wire_of(setup, federation, source.images))
     if hosted:
         federation = on_host(federation)
     if then and then["public"] != len(federation.public):
@@ -180,7 +183,8 @@ def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, be
     models = build_models(setup, shape, partition, task_of(images), vocabulary)
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
-    return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
+    federation = with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
+    return replace(federation, wire=wire_of(setup, federation))
 
 
 def with_newcomers(setup: Setup, federation: Federation) -> Federation:

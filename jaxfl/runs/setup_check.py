@@ -4,6 +4,7 @@ from jaxfl.config import choices
 from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.wire import chosen_of
 from jaxfl.results.measures import check_columns
 from jaxfl.runs.prepare import chosen_partitioner
 
@@ -37,6 +38,7 @@ def check_setup(setup: Setup) -> None:
         _check_saved(setup)
     else:
         chosen_partitioner(setup)
+    chosen_of(setup)
     factors(setup.run.schedule, setup.run.rounds)  # or a sentence about the schedule
 
 
@@ -44,7 +46,7 @@ def seed_draws(setup: Setup) -> bool:
     """Return whether the partition seed draws anything with a saved partition."""
     others = setup.data.public not in ("auto", "none", "held-out")
     links = setup.run.topology.partition(",")[0] == "er" or ".py:" in setup.run.topology
-    return bool(setup.data.shift or setup.run.newcomers or others or links)
+    return bool(setup.data.shift or setup.run.newcomers or setup.wire.attack != "none" or others or links)
 
 
 def _check_saved(setup: Setup) -> None:

@@ -57,7 +57,8 @@ def distilled(config: fl.ServerDistillation, fedavg: fl.Algorithm) -> fl.Algorit
     def mean(task, logits, share):
         return fl.tree.weighted_sum(share, logits)
 
-    return fedavg._replace(init=init, step=step)
+    # Clients' own models make the ensemble, so these would have to pass the wire as well.
+    return fedavg._replace(init=init, step=step, wire=())
 
 
 feddf = fl.Method("feddf", build, FedDF, needs=("public",))

@@ -71,7 +71,7 @@ def build(config: Ditto) -> fl.Algorithm:
     def personal(key, state, federation, cohort):
         return fl.own_models.of_cohort(state.personal, cohort)
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, personal))
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal, wire=fedavg.wire))
 
 
 ditto = fl.Method("ditto", build, Ditto)

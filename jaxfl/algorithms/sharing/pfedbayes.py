@@ -171,13 +171,14 @@ def build(config: PFedBayes) -> fl.Algorithm:
             return (q_i, loss), optax.tree.sub(divide(client.model, sent)[1], received)
 
         own = fl.gather(state.personal, cohort)
-        shares = fl.tree.shares(config.weights(fl.cohort_rows(federation, cohort)))
-        (q_i, loss), change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
+        weights = config.weights(fl.cohort_rows(federation, cohort))
+        made = fl.wire.averaged(client, key, federation, cohort, weights, state.shared, own)
+        (q_i, loss), change = made.outputs, made.mean
         shared = optax.tree.add(state.shared, change)
-        up, down = fl.sent_up(cohort, shared), fl.sent_down(cohort, shared)
+        up, down = fl.wire.up(federation, cohort, shared), fl.sent_down(cohort, shared)
         trained = predictor(key, hyper, federation, cohort, None, q_i)
-        state = State(hyper, shared, fl.scatter(state.personal, cohort, q_i))
-        return state, fl.Info(loss, up, down, trained=trained)
+        state = State(hyper, shared, fl.scatter(state.personal, made.heard, q_i))
+        return state, made.told(fl.Info(loss, up, down, trained=trained))
 
     def receive(key, state, federation, cohort):
         statistics, _ = divide(federation.group.model, fl.gather(state.personal, cohort))
@@ -210,7 +211,9 @@ def build(config: PFedBayes) -> fl.Algorithm:
         scores = jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32))
         return jax.nn.logsumexp(scores, axis=0) - math.log(config.samples)
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, personal))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, personal, wire=("messages", "mean"))
+    )
 
 
 pfedbayes = fl.Method(

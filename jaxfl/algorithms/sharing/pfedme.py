@@ -105,16 +105,19 @@ def build(config: PFedMe) -> fl.Algorithm:
             return fl.Weights(params, optax.tree.add(w.stats, change.stats))
 
         own = fl.gather(state.personal, cohort)
-        shares = fl.tree.shares(config.weights(fl.cohort_rows(federation, cohort)))
-        (theta, loss), change = fl.map_and_sum(client, key, federation, cohort, shares, state.shared, own)
-        up, down = fl.sent_up(cohort, state.shared), fl.sent_down(cohort, state.shared)
-        state = State(hyper, serve(state.shared, change), fl.scatter(state.personal, cohort, theta))
-        return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(theta))
+        weights = config.weights(fl.cohort_rows(federation, cohort))
+        made = fl.wire.averaged(client, key, federation, cohort, weights, state.shared, own)
+        (theta, loss), change = made.outputs, made.mean
+        up, down = fl.wire.up(federation, cohort, state.shared), fl.sent_down(cohort, state.shared)
+        state = State(hyper, serve(state.shared, change), fl.scatter(state.personal, made.heard, theta))
+        return state, made.told(fl.Info(loss, up, down, trained=fl.own_models.predictor(theta)))
 
     def personal(key, state, federation, cohort):
         return fl.own_models.of_cohort(state.personal, cohort)
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, personal))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, personal, wire=("messages", "mean"))
+    )
 
 
 pfedme = fl.Method("pfedme", build, PFedMe)

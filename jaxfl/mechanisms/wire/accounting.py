@@ -1,0 +1,85 @@
+"""What differential privacy guarantees after some rounds, by the accountant of `dp-accounting`.
+
+The neighbour of a federation, and the event of one round that the accountant composes, with z the noise
+multiplier (`privacy`), q the share of clients that take part and m of N its number:
+
+    where=server, sampling=poisson    one client more or less      Poisson sampling with q, Gauss of z
+    where=server, sampling=fixed      another client in its place  m of N without replacement, Gauss of z / 2
+    where=client                      another message              Gauss of z / 2
+
+Another client in its place moves a sum of clipped changes by up to 2 C, hence z / 2. Under where=client the
+server sees who takes part, so that sampling hides nobody, and a client is charged for every round. The bound
+is that of Renyi's divergence (`RdpAccountant`).
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+from jaxfl.errors import JaxflError
+from jaxfl.machine.packages import optional
+
+
+class Accounting(NamedTuple):
+    """What the accountant needs to know of a run.
+
+    Args:
+      noise: z, the noise multiplier.
+      delta: of the guarantee.
+      where: who adds the noise.
+      sampling: how clients are drawn for a round.
+      participation: q, the share of clients that take part.
+      active: m, the number of clients of a round under ``fixed``.
+      clients: N, without newcomers.
+    """
+
+    noise: float
+    delta: float
+    where: str
+    sampling: str
+    participation: float
+    active: int
+    clients: int
+
+    def epsilon(self, rounds: int) -> float:
+        """Return epsilon after so many rounds; infinite without noise.
+
+        Raises:
+          JaxflError: if `dp-accounting` is not installed.
+        """
+        return _epsilon(self, rounds) if rounds else 0.0
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(of: Accounting, rounds: int) -> float:
+    if not of.noise:
+        return math.inf
+    library = optional("dp_accounting", "privacy", "--privacy")
+    rdp = optional("dp_accounting.rdp", "privacy", "--privacy")
+    relation = library.NeighboringRelation
+    if of.where == "server" and of.sampling == "poisson":
+        accountant = rdp.RdpAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
+        event = library.PoissonSampledDpEvent(of.participation, library.GaussianDpEvent(of.noise))
+    else:
+        accountant = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
+        event = library.GaussianDpEvent(of.noise / 2)
+        if of.where == "server" and of.active < of.clients:
+            event = library.SampledWithoutReplacementDpEvent(of.clients, of.active, event)
+    return float(accountant.compose(event, rounds).get_epsilon(of.delta))
+
+
+def least_noise(of: Accounting, epsilon: float, rounds: int) -> float:
+    """Return the least noise multiplier, to four digits, whose epsilon is at most this after so many rounds.
+
+    Raises:
+      JaxflError: if none below a million is enough.
+    """
+    low, high = 0.0, 1.0
+    while of._replace(noise=high).epsilon(rounds) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise JaxflError(f"--target-epsilon {epsilon:g} needs more noise than a million; raise it.")
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if of._replace(noise=middle).epsilon(rounds) <= epsilon else (middle, high)
+    return high

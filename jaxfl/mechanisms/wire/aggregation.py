@@ -1,0 +1,157 @@
+"""Servers that trust a message less than a mean does.
+
+An entry of `AGGREGATORS` is a class of options. An instance is a function ``(messages, weights) -> message``:
+of trees with leaves (k, ...), one entry per client, and weights (k,), 0 for a client that is absent or whose
+message is not finite. What papers define without weights asks only whether they are positive. Your own may be
+a function ``(messages, weights, *, option=...)``.
+
+All messages of an architecture are in memory at once, except under `NormBound`, which bounds each message on
+its arrival; a mean follows.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.config.options import options, within
+from jaxfl.core import tree
+from jaxfl.core.tree import where_each
+from jaxfl.mechanisms.mixing import squared_distances
+
+
+def ranks(leaf, present):
+    """Return each entry's rank among the clients present, (k, ...) int32; the others come last."""
+    last = jnp.where(present.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.inf)
+    return jnp.argsort(jnp.argsort(last, axis=0, stable=True), axis=0)
+
+
+def mean_of_kept(leaf, kept, share):
+    """Return the sum of share times the entries kept, client by client, as `map_and_sum` adds them."""
+
+    def add(total, entry):
+        value, keep = entry
+        return total + share * jnp.where(keep, value, 0), None
+
+    return jax.lax.scan(add, jnp.zeros_like(leaf[0]), (leaf, kept))[0]
+
+
+@options
+class Median:
+    """The median of each entry (Yin et al. 2018, arXiv:1803.01498), without weights."""
+
+    def __call__(self, messages, weights):
+        """Return medians: of an even number the mean of the two in the middle."""
+        present = weights > 0
+        n = present.sum(dtype=jnp.int32)
+
+        def of_leaf(leaf):
+            rank = ranks(leaf, present)
+            low, high = (n - 1) // 2, n // 2
+            middle = [jnp.where(rank == place, leaf, 0).sum(0) for place in (low, high)]
+            return (middle[0] + middle[1]) / 2
+
+        return jax.tree.map(of_leaf, messages)
+
+
+@options
+class TrimmedMean:
+    """The mean of each entry without the largest and the smallest (Yin et al. 2018), without weights."""
+
+    share: float = within("[0, 0.5)", 0.1)
+    """Share of the messages that is left out at each end, rounded down."""
+
+    def __call__(self, messages, weights):
+        """Return means of those between."""
+        present = weights > 0
+        n = present.sum(dtype=jnp.int32)
+        cut = jnp.floor(self.share * n.astype(weights.dtype) + 1e-5).astype(jnp.int32)
+        share = 1 / jnp.maximum(n - 2 * cut, 1).astype(weights.dtype)
+
+        def of_leaf(leaf):
+            rank = ranks(leaf, present)
+            return mean_of_kept(leaf, (rank >= cut) & (rank < n - cut), share.astype(leaf.dtype))
+
+        return jax.tree.map(of_leaf, messages)
+
+
+@options
+class Krum:
+    """The message that is nearest to its neighbours, or the mean of m such (Blanchard et al. 2017).
+
+    Its score is the sum of its squared distances to its n - f - 2 nearest others. Without weights.
+    """
+
+    attackers: int | None = within("[0, inf)", None)
+    """f, how many of a round's messages may lie; by default as many as can be, the most with n > 2 f + 2."""
+    m: int = within("[1, inf)", 1)
+    """How many messages of the best scores are averaged (Multi-Krum)."""
+
+    def __call__(self, messages, weights):
+        """Return the mean of the chosen messages."""
+        present = weights > 0
+        n, k = present.sum(dtype=jnp.int32), len(weights)
+        f = jnp.maximum((n - 3) // 2, 0) if self.attackers is None else self.attackers
+        pairs = present[:, None] & present[None] & ~jnp.eye(k, dtype=bool)
+        apart = jnp.sort(jnp.where(pairs, squared_distances(messages, messages), jnp.inf), axis=1)
+        nearest = jnp.arange(k, dtype=jnp.int32)[None] < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))
+        score = jnp.where(nearest, jnp.where(pairs.any(1)[:, None], apart, 0), 0).sum(1)
+        rank = jnp.argsort(jnp.argsort(jnp.where(present, score, jnp.inf), stable=True))
+        chosen = present & (rank < self.m)
+        return tree.weighted_sum(tree.shares(chosen.astype(weights.dtype)), messages)
+
+
+@options
+class GeometricMedian:
+    """The point with the least weighted sum of distances (Pillutla et al. 2022, RFA, arXiv:1912.13445)."""
+
+    iterations: int = within("[1, inf)", 8)
+    """Steps of the smoothed Weiszfeld algorithm, from the mean on."""
+    smoothing: float = within("(0, inf)", 1e-6)
+    """nu, the least distance that divides a weight."""
+
+    def __call__(self, messages, weights):
+        """Return z <- sum_i b_i x_i / sum_i b_i with b_i = a_i / max(nu, ||x_i - z||), repeated."""
+        squares = jax.vmap(lambda one: optax.tree.norm(one, squared=True))
+
+        def closer(_, z):
+            away = jnp.sqrt(squares(jax.tree.map(lambda leaf, centre: leaf - centre[None], messages, z)))
+            shares = tree.shares(weights / jnp.maximum(self.smoothing, away))
+            return tree.weighted_sum(shares, messages)
+
+        start = tree.weighted_sum(tree.shares(weights), messages)
+        return jax.lax.fori_loop(0, self.iterations, closer, start)
+
+
+@options
+class NormBound:
+    """The mean of changes that are scaled down to a bound (Sun et al. 2019, arXiv:1911.07963)."""
+
+    bound: float = within("(0, inf)", 1.0)
+    """Largest Euclidean norm of all that a client sends."""
+
+
+AGGREGATORS = {
+    "median": Median,
+    "trimmed-mean": TrimmedMean,
+    "krum": Krum,
+    "geometric-median": GeometricMedian,
+    "norm-bound": NormBound,
+}
+
+
+def clipped(change, bound):
+    """Return a change scaled down to a norm over all its leaves, and not up."""
+    norm = optax.tree.norm(change)
+    factor = jnp.minimum(1, bound / jnp.where(norm > 0, norm, 1))
+    return jax.tree.map(lambda d: d * factor.astype(d.dtype), change)
+
+
+def of_finite(aggregate, messages, weights):
+    """Return what a server makes of the finite messages, and which of those present are not finite, (k,)."""
+    finite = jnp.stack(
+        [jnp.isfinite(leaf).reshape(len(weights), -1).all(1) for leaf in jax.tree.leaves(messages)]
+    )
+    finite = finite.all(0)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), messages)
+    kept = where_each(finite, messages, zeros)
+    return aggregate(kept, jnp.where(finite, weights, 0)), ~finite & (weights > 0)

@@ -1,0 +1,176 @@
+"""A message's way from its client to the server, where mechanisms let it pass."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.core import tree
+from jaxfl.core.client_map import map_and_sum, map_clients, per_group, sent_up
+from jaxfl.core.protocol import Cohort, Info, Slots
+from jaxfl.core.streams import WIRE
+from jaxfl.data.federation import Client, Federation
+
+
+def _away(message: Any, known: Any) -> Any:
+    """Return a message minus what the server knows; a part of which it knows None is a change already."""
+
+    def of_part(before, now):
+        return now if before is None else now - before
+
+    return jax.tree.map(of_part, known, message, is_leaf=lambda part: part is None)
+
+
+def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple[Any, Any]:
+    """Return what the server gets of a message, and what the client owes it from now on."""
+    wire = client.federation.wire
+    change = arrives = _away(message, known)
+    keys = jax.random.split(jax.random.fold_in(key, WIRE), 3)
+    if wire.privacy and wire.privacy.where == "client":
+        arrives = wire.privacy.noisy(keys[0], wire.privacy.clipped(arrives))
+    if wire.lies:
+        arrives = tree.where(wire.is_attacker(client), wire.attack(keys[1], arrives), arrives)
+    if wire.compress:
+        given = arrives if owed is None else jax.tree.map(jnp.add, arrives, owed)
+        arrives = wire.compress(keys[2], given)
+        owed = None if owed is None else jax.tree.map(jnp.subtract, given, arrives)
+    if wire.bound is not None:
+        arrives = wire.bounded(arrives)
+    # In this form a change that arrives as it is leaves the message as it was, to the bit.
+    return jax.tree.map(lambda m, sent, got: m + (got - sent), message, change, arrives), owed
+
+
+def sent(key, client: Client, message: Any, known: Any = None) -> Any:
+    """Return what the server gets of a message of one client in a client map.
+
+    Args:
+      key: the client's in the round.
+      client: who sends it.
+      message: a tree of floats.
+      known: what the server knows already, a tree whose None stand for parts of which it knows nothing.
+    """
+    if client.federation.wire is None:
+        return message
+    return _arriving(key, client, message, known, None)[0]
+
+
+def up(federation: Federation, cohort: Cohort, messages: Any) -> Any:
+    """Count what clients send up, as `sent_up`: the 4-byte units that really travel."""
+    compress = federation.wire and federation.wire.compress
+    if compress is None:
+        return sent_up(cohort, messages)
+
+    def of_group(slots, message):
+        return jnp.where(slots.mask, jnp.asarray(compress.scalars(message), jnp.int32), 0)
+
+    if cohort.alone:
+        return of_group(cohort.slots, messages)
+    return per_group(of_group, cohort.groups, messages)
+
+
+def nothing_owed(federation: Federation, message: Any) -> Any:
+    """Return what clients of one architecture owe at first, zeros (n, ...); None without error feedback.
+
+    Args:
+      federation: of one group.
+      message: ``() -> shapes`` of one client's message.
+    """
+    if not (federation.wire and federation.wire.feedback):
+        return None
+    return federation.of_each(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), message()), 0)
+
+
+class Averaged(NamedTuple):
+    """What a server of one architecture makes of a round's messages.
+
+    Args:
+      outputs: what stays with the clients (k, ...).
+      mean: of the messages, or what stands for it.
+      heard: the cohort, without those whose message was left out; for them the round has not happened.
+      owed: what the clients owe the server, see `nothing_owed`.
+      left_out: (k,) bool, clients whose message was not finite; None if nobody looks.
+      part: () float, what part of the clients the mean is of; None for as many as answered.
+      always: whether the server steps even if nobody answers.
+    """
+
+    outputs: Any
+    mean: Any
+    heard: Cohort
+    owed: Any = None
+    left_out: jax.Array | None = None
+    part: jax.Array | None = None
+    always: bool = False
+
+    def told(self, info: Info) -> Info:
+        """Return a round's report with how many messages were left out, and without their clients' loss."""
+        if self.left_out is None:
+            return info
+        count = {"messages": {"left out": self.left_out.sum(dtype=jnp.int32)}}
+        loss = jnp.where(self.left_out, 0, info.loss)
+        return info._replace(loss=loss, idle=self.left_out, findings=info.findings | count)
+
+
+def averaged(
+    f, key, federation: Federation, cohort: Cohort, weights, shared=None, own=None, *, known=None, owed=None
+) -> Averaged:
+    """Average what clients of one architecture send, over the wire; without one, this is `map_and_sum`.
+
+    Args:
+      f: ``(key, client, shared, own) -> (outputs, message)``, for one client.
+      key: the round's key.
+      federation: of one group.
+      cohort: the clients to map over.
+      weights: (k,) float, 0 in an empty place; the mean divides them by their sum.
+      shared: what all clients receive.
+      own: leaves (k, ...), one entry per client.
+      known: what the server knows of a message already, see `sent`.
+      owed: what the cohort's clients owe (k, ...); None without error feedback.
+    """
+    wire = federation.wire
+    if wire is None:
+        outputs, mean = map_and_sum(f, key, federation, cohort, tree.shares(weights), shared, own)
+        return Averaged(outputs, mean, cohort)
+
+    def over_the_wire(key, client, shared, own):
+        own, owed = own
+        outputs, message = f(key, client, shared, own)
+        message, owed = _arriving(key, client, message, known, owed)
+        return (outputs, owed), message
+
+    if wire.aggregate is not None:
+        (outputs, owed), messages = map_clients(over_the_wire, key, federation, cohort, shared, (own, owed))
+        mean, left_out = wire.trusted(messages, weights)
+        slots = cohort.slots
+        index = jnp.where(left_out, len(federation.group.id), slots.index)
+        heard = dataclasses.replace(cohort, groups=(Slots(index, slots.mask & ~left_out),))
+        return Averaged(outputs, mean, heard, owed, left_out)
+    if wire.privacy is None:
+        shares = tree.shares(weights)
+        (outputs, owed), mean = map_and_sum(
+            over_the_wire, key, federation, cohort, shares, shared, (own, owed)
+        )
+        return Averaged(outputs, mean, cohort, owed)
+    present = (weights > 0).astype(weights.dtype)
+    return _private(over_the_wire, key, federation, cohort, present, shared, (own, owed), known)
+
+
+def _private(f, key, federation, cohort, present, shared, own, known) -> Averaged:
+    """Average with the same weight for all, and noise on the sum if the server adds it."""
+    privacy, (number,) = federation.wire.privacy, federation.numbers
+    if privacy.where == "client":
+        (outputs, owed), mean = map_and_sum(f, key, federation, cohort, tree.shares(present), shared, own)
+        return Averaged(outputs, mean, cohort, owed)
+    clients = federation.wire.expected[number]  # whoever answers: their number is nobody's secret to tell
+    (outputs, owed), mean = map_and_sum(f, key, federation, cohort, present / clients, shared, own)
+    rest = (clients - present.sum()) / clients  # of the weights; what it weighs is what the server knows
+    mean = jax.tree.map(
+        lambda before, now: now if before is None else now + rest * before,
+        known,
+        mean,
+        is_leaf=lambda part: part is None,
+    )
+    drawn = privacy.noisy(jax.random.fold_in(key, WIRE - 1 - number), jax.tree.map(jnp.zeros_like, mean))
+    mean = jax.tree.map(lambda leaf, noise: leaf + noise / clients, mean, drawn)
+    part = clients / federation.participants[0]
+    return Averaged(outputs, mean, cohort, owed, part=part, always=True)

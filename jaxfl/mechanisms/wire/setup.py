@@ -1,0 +1,299 @@
+"""The wire of a run, made from its options."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.config import choices
+from jaxfl.config.options import Option, declared, static
+from jaxfl.config.own_code import require_call
+from jaxfl.config.setup import Setup
+from jaxfl.core import tree
+from jaxfl.data.federation import Client, Federation
+from jaxfl.data.partition import rounded_down
+from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
+from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, clipped, of_finite
+from jaxfl.mechanisms.wire.attacks import ATTACKS, draw_attackers, poisons
+from jaxfl.mechanisms.wire.compression import COMPRESSIONS
+from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian
+from jaxfl.tasks import require_classes
+
+SHARE = Option("share", float, 0.2, "(0, 1)")
+FEEDBACK = Option("feedback", bool, False)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A function of the user's with its options, in place of an instance of a class of options."""
+
+    function: Callable = static()
+    options: tuple[tuple[str, Any], ...] = static()
+
+    def __call__(self, *arguments):
+        """Call it."""
+        return self.function(*arguments, **dict(self.options))
+
+    def scalars(self, form) -> int:
+        """Count a message of floats."""
+        return tree.scalars(form)
+
+
+class Poison(NamedTuple):
+    """An attack on data, which changes only attackers' rows."""
+
+    wire: "Wire"
+
+    def images(self, key, client: Client, images):
+        """Return a mini-batch of a client's raw images."""
+        return self._of_attacker(client, self.wire.attack.images(key, client, images), images)
+
+    def labels(self, key, client: Client, y):
+        """Return their outputs."""
+        return self._of_attacker(client, self.wire.attack.labels(key, client, y), y)
+
+    def _of_attacker(self, client, changed, honest):
+        return jnp.where(self.wire.is_attacker(client), changed, honest)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """What happens to messages in a run, see `jaxfl.mechanisms.wire`; None where nothing does.
+
+    Args:
+      attackers: (N,) bool, by id.
+      expected: (groups,) float, the number of clients of a round on average.
+      attack: what attackers do, see `attacks`.
+      compress: see `compression`.
+      privacy: see `privacy`.
+      aggregate: of a server that needs all messages at once, see `aggregation`.
+      bound: the largest norm of a change, which the server scales down on its arrival.
+      feedback: whether clients send later what compression has lost (error feedback).
+    """
+
+    attackers: jax.Array
+    expected: jax.Array
+    attack: Any = None
+    compress: Any = None
+    privacy: Gaussian | None = None
+    aggregate: Any = None
+    bound: jax.Array | None = None
+    feedback: bool = static(default=False)
+
+    @property
+    def lies(self) -> bool:
+        """Whether attackers send something else than what they have computed."""
+        return self.attack is not None and not poisons(self.attack)
+
+    @property
+    def poison(self) -> "Poison | None":
+        """What attackers do to their training rows; None if nothing."""
+        return Poison(self) if self.attack is not None and poisons(self.attack) else None
+
+    @property
+    def has_backdoor(self) -> bool:
+        """Whether attackers teach a trigger, whose success is scored."""
+        return hasattr(self.attack, "stamped")
+
+    def tried_out(self, federation: Federation) -> Federation:
+        """Return the federation as a backdoor is tried out: test rows of other classes, all with the trigger.
+
+        The target is then the right answer.
+        """
+        target = self.attack.target
+
+        def of_group(group):
+            real = jnp.arange(group.test_rows.shape[1], dtype=jnp.int32)[None] < group.test_size[:, None]
+            other = real & (federation.labels[group.test_rows] != target)
+            order = jnp.argsort(~other, axis=1, stable=True)
+            rows = jnp.take_along_axis(group.test_rows, order, 1)
+            sizes = other.sum(1, dtype=jnp.int32), jnp.zeros_like(group.validation_size)
+            return dataclasses.replace(group, test_rows=rows, test_size=sizes[0], validation_size=sizes[1])
+
+        return dataclasses.replace(
+            federation,
+            labels=jnp.full_like(federation.labels, target),
+            groups=tuple(map(of_group, federation.groups)),
+            trigger=self.attack,
+        )
+
+    def is_attacker(self, client: Client) -> jax.Array:
+        """Return whether a client is an attacker, () bool."""
+        return self.attackers.at[client.id].get(mode="fill", fill_value=False)
+
+    def bounded(self, change):
+        """Return a change as the server scales it down."""
+        return clipped(change, self.bound)
+
+    def trusted(self, messages, weights):
+        """Return what the server makes of messages (k, ...), and which it leaves out (k,)."""
+        return of_finite(self.aggregate, messages, weights)
+
+
+def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = None) -> Wire | None:
+    """Return the wire of a run; None if nothing happens on it.
+
+    Args:
+      setup: the options.
+      federation: all clients.
+      images: the data, raw, for attacks that change them.
+
+    Raises:
+      JaxflError: if a choice is unknown or contradicts another one, or does not fit the data.
+    """
+    lines = chosen_of(setup)
+    if all(line is None for line in lines.values()):
+        return None
+    attack, attackers = lines["attack"] or (None, {"share": 0.0})
+    compress, kept = lines["compress"] or (None, {"feedback": False})
+    privacy, server, bounds = lines["privacy"], lines["aggregate"], isinstance(lines["aggregate"], NormBound)
+    if attack is not None and poisons(attack):
+        _require_fitting(setup.wire.attack, attack, federation)
+    if hasattr(attack, "brightest") and images is not None and "brightest" not in setup.wire.attack:
+        attack = dataclasses.replace(attack, brightest=float(images.max()))
+    if privacy:
+        privacy = dataclasses.replace(privacy, noise=accounting_of(setup, federation).noise)
+    bound = server.bound if bounds else privacy.clip if privacy and privacy.where == "server" else None
+    newcomers = np.concatenate([np.asarray(apart) for apart in federation.newcomers])
+    floats = attack, compress, privacy, None if bounds else server, bound, _expected(setup, federation)
+    attack, compress, privacy, server, bound, expected = jax.tree.map(
+        lambda leaf: np.asarray(leaf, jnp.result_type(float)), floats
+    )
+    drawn = draw_attackers(newcomers, attackers["share"], setup.partition.partition_seed)
+    made = Wire(drawn, expected, attack, compress, privacy, server, bound, feedback=kept["feedback"])
+    return federation.replicate(made)
+
+
+def _require_fitting(choice: str, attack: Any, federation: Federation) -> None:
+    """Refuse attacks on data that have no classes, or on data that are no images if they change these.
+
+    Raises:
+      JaxflError: saying which.
+    """
+    require_classes(federation.task, f"--attack {choice}")
+    if hasattr(attack, "target"):
+        shape, classes = federation.images.shape[1:], federation.models[0].classes
+        if min(shape[:2]) < 2 or len(shape) != 3:
+            raise JaxflError(f"--attack {choice} changes images, but the data are none; take another attack.")
+        if not federation.unified or attack.target >= classes:
+            raise JaxflError(
+                f"--attack {choice} has a target class that means the same to all clients, one of {classes}; "
+                "lower target, or leave --labels out."
+            )
+
+
+def _active(setup: Setup, clients: int) -> int:
+    return max(1, rounded_down(setup.run.participation, clients))
+
+
+def _expected(setup: Setup, federation: Federation) -> np.ndarray:
+    """Return how many clients of each architecture a round has on average, (groups,)."""
+    of_groups = np.asarray(federation.participants)
+    clients, share = int(of_groups.sum()), setup.run.participation
+    return of_groups * (share if setup.run.sampling == "poisson" else _active(setup, clients) / clients)
+
+
+def accounting_of(setup: Setup, federation: Federation) -> Accounting | None:
+    """Return what the accountant knows of a run, with the noise that is used; None without privacy.
+
+    Raises:
+      JaxflError: if a target epsilon cannot be reached.
+    """
+    privacy = chosen_of(setup)["privacy"]
+    if privacy is None:
+        return None
+    clients = int(np.asarray(federation.participants).sum())
+    found = Accounting(
+        privacy.noise,
+        privacy.delta,
+        privacy.where,
+        setup.run.sampling,
+        setup.run.participation,
+        _active(setup, clients),
+        clients,
+    )
+    if (target := setup.wire.target_epsilon) is None:
+        return found
+    return found._replace(noise=least_noise(found, target, setup.run.rounds))
+
+
+def chosen_of(setup: Setup) -> dict[str, Any]:
+    """Return what is chosen for each place on the wire, by option; None for nothing.
+
+    Raises:
+      JaxflError: if a choice is unknown or contradicts another one.
+    """
+    options, message = setup.wire, ("key", "change")
+    attack = _chosen("attack", ATTACKS, options.attack, message, SHARE)
+    compress = _chosen("compression", COMPRESSIONS, options.compress, message, FEEDBACK)
+    privacy = _chosen("privacy", MECHANISMS, options.privacy, message)
+    server = _chosen("server", AGGREGATORS, options.aggregate, ("messages", "weights"))
+    if privacy and privacy.where == "server" and server:
+        raise JaxflError(
+            f"--privacy {options.privacy} adds noise to a sum, but --aggregate {options.aggregate} takes "
+            "none; leave one of them out, or let clients add the noise: --privacy gaussian,where=client."
+        )
+    if options.target_epsilon is not None and (not privacy or "noise" in choices.split(options.privacy)[1]):
+        raise JaxflError(
+            f"--target-epsilon {options.target_epsilon:g} chooses the noise of --privacy; add --privacy "
+            "gaussian,clip=1 without noise."
+        )
+    if privacy and (setup.run.dropout or setup.run.deadline):
+        raise JaxflError(
+            "--privacy counts on who takes part in a round, and with --dropout or --deadline answers are "
+            "lost; leave one of them out."
+        )
+    return {"attack": attack, "compress": compress, "privacy": privacy, "aggregate": server}
+
+
+WITHOUT = {  # why an option of the wire is refused, by the part of `Algorithm.wire` that a method lacks
+    "messages": "changes what clients send, but the method's messages do not pass through it",
+    "mean": "is for a server that averages clients of one architecture, but the method's does something else",
+    "feedback": "lets clients send later what compression has lost, but the method's clients keep none of it",
+}
+
+
+def needed_of(setup: Setup) -> dict[str, str]:
+    """Return which of `WITHOUT` a method must pass through, by option as it was written."""
+    lines, needed = chosen_of(setup), {}
+    if lines["attack"] and not poisons(lines["attack"][0]):
+        needed[f"--attack {setup.wire.attack}"] = "messages"
+    if lines["compress"]:
+        needed[f"--compress {setup.wire.compress}"] = (
+            "feedback" if lines["compress"][1]["feedback"] else "messages"
+        )
+    if lines["privacy"]:
+        needed[f"--privacy {setup.wire.privacy}"] = (
+            "mean" if lines["privacy"].where == "server" else "messages"
+        )
+    if lines["aggregate"]:
+        needed[f"--aggregate {setup.wire.aggregate}"] = "mean"
+    return needed
+
+
+def _chosen(
+    kind: str, table: Mapping[str, Any], choice: str, arguments: Sequence[str], common: Option | None = None
+):
+    """Return what a choice names, with its options; with a `common` one, a pair of it and {name: value}.
+
+    None for ``none`` and ``mean``.
+    """
+    if choice in ("none", "mean"):
+        return None
+    name, asked = choices.split(choice)
+    found = choices.lookup(kind, table, name)
+    known = declared(found) | ({common.name: common} if common else {})
+    values = choices.convert(name, known, asked)
+    shared = {common.name: values.pop(common.name, common.default)} if common else {}
+    if isinstance(found, type):
+        made = found(**values)
+    else:
+        require_call(name, found, *arguments, **values)
+        made = Own(found, tuple(values.items()))
+    return (made, shared) if common else made
