@@ -19,6 +19,7 @@ from jaxfl.config import choices
 from jaxfl.config.command_options import View
 from jaxfl.config.setup import Setup
 from jaxfl.data import shift
+from jaxfl.data.federation import Federation
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, column, kind_of, of_vectors
@@ -27,6 +28,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.records import Result, Round
 from jaxfl.machine.processes import is_first
+from jaxfl.mechanisms.wire import accounting_of
 from jaxfl.results.frame import finished_run
 from jaxfl.results.report import tabulate
 from jaxfl.results.table import Table, as_text
@@ -77,11 +79,36 @@ def announce(setup: Setup, data: Data) -> None:
             f"Weights are shared within an architecture: a method with a global model has "
             f"{len(data.models)}, one for each; --models {first} gives all clients the same."
         )
+    for sentence in on_the_wire(setup, data.federation):
+        OUT.print(sentence)
     device, federation = jax.devices()[0], data.federation
     OUT.print(
         f"jax {jax.__version__} on {federation.devices} x {device.platform} ({device.device_kind}), "
         f"{federation.clients_at_once} at once on each, convolution {federation.models[0].convolution}"
     )
+
+
+def on_the_wire(setup: Setup, federation: Federation) -> Iterator[str]:
+    """Yield sentences on attackers, on what a robust server holds, and on the privacy to come."""
+    wire = federation.wire
+    if wire is None:
+        return
+    if wire.attack is not None:
+        yield f"Attackers ({setup.wire.attack}): {few(map(str, np.flatnonzero(wire.attackers)), 20)}."
+    if wire.aggregate is not None:
+        held = [len(group.id) * 4 * group.model.size / 1e6 for group in federation.groups]
+        most = max(held) * setup.run.participation
+        yield (
+            f"The server ({setup.wire.aggregate}) holds all messages of an architecture at once: about "
+            f"{most:.3g} MB if whole models are sent."
+        )
+    if accounting := accounting_of(setup, federation):
+        epsilon, rounds = accounting.epsilon(setup.run.rounds), setup.run.rounds
+        of_all = ", of a client that takes part in all" if accounting.where == "client" else ""
+        yield (
+            f"Privacy: noise multiplier {accounting.noise:.4g}; epsilon {epsilon:.4g} at delta "
+            f"{accounting.delta:g} after {rounds} rounds{of_all}."
+        )
 
 
 def normalised(setup: Setup, shape: Sequence[int]) -> str:
@@ -153,10 +180,10 @@ def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator
         yield f"Nobody is tested on classes without test rows ({few(map(str, unknown))})."
 
 
-def few(names: Iterable[str]) -> str:
+def few(names: Iterable[str], most: int = 5) -> str:
     """Return the first names of many."""
-    first = [*itertools.islice(names, 6)]
-    return ", ".join(first[:5]) + (", ..." if len(first) > 5 else "")
+    first = [*itertools.islice(names, most + 1)]
+    return ", ".join(first[:most]) + (", ..." if len(first) > most else "")
 
 
 def print_result(result: Result, folder: Path) -> None:

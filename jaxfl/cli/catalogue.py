@@ -18,6 +18,10 @@ from jaxfl.data.readers import READERS
 from jaxfl.data.shift import SHIFTS
 from jaxfl.errors import JaxflError
 from jaxfl.grid.study_file import found_below, settings
+from jaxfl.mechanisms.wire.aggregation import AGGREGATORS
+from jaxfl.mechanisms.wire.attacks import ATTACKS
+from jaxfl.mechanisms.wire.compression import COMPRESSIONS
+from jaxfl.mechanisms.wire.privacy import MECHANISMS
 from jaxfl.models.zoo import BUILT_FOR, MODELS
 from jaxfl.models.zoo import described as described_model
 from jaxfl.results.measures import titles
@@ -30,16 +34,21 @@ NAMED = {  # by their name in the plural, which `jaxfl list` takes
     "topologies": TOPOLOGIES,
     "shifts": SHIFTS,
     "schedules": SCHEDULES,
+    "attacks": ATTACKS,
+    "compressions": COMPRESSIONS,
+    "privacy": MECHANISMS,
+    "servers": AGGREGATORS,
     "scores": titles(),
     "datasets": {name: what for reader in READERS for name, what in reader.examples.items()},
 }
 WORDS = ("scores", "datasets")  # kinds without options
-CHOICES = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES}
+ON_THE_WIRE = {**ATTACKS, **COMPRESSIONS, **MECHANISMS, **AGGREGATORS}
+CHOICES = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES, **ON_THE_WIRE}
 
 
 def all_of(kind: str) -> RichTable:
     """Return the table of one kind in `NAMED`: names, what they are, and their options."""
-    heads = ("name", "what", "paper", "tasks", "options of its own")
+    heads = ("name", "what", "paper", "tasks", "wire", "options of its own")
     if kind != "methods":
         heads = ("name", "what") if kind in WORDS else ("name", "what", "options")
     table = RichTable(*heads, title=kind.capitalize(), title_justify="left")
@@ -48,7 +57,8 @@ def all_of(kind: str) -> RichTable:
             table.add_row(name, found)
         elif isinstance(found, Method):
             own = [option for option in declared(found.config) if option not in declared(Training)]
-            table.add_row(name, found.summary, found.paper, _tasks(found), ", ".join(own))
+            wire = ", ".join(found.build(found.config()).wire)
+            table.add_row(name, found.summary, found.paper, _tasks(found), wire, ", ".join(own))
         else:
             own = ", ".join(f"{option.name}={option.default}" for option in options_of(found))
             table.add_row(name, _first_line(found), own)
@@ -69,7 +79,8 @@ def table_of(name: str) -> RichTable:
     """
     if name in NAMED:
         return all_of(name)
-    found = choices.lookup("method, model, partition, topology, shift or schedule", CHOICES | NAMED, name)
+    kinds = "method, model, partition, topology, shift, schedule or name of the wire"
+    found = choices.lookup(kinds, CHOICES | NAMED, name)
     what = found.summary if isinstance(found, Method) else _first_line(found)
     table = RichTable("option", "default", "what", title=f"{name}: {what}", title_justify="left")
     for option in options_of(found):

@@ -67,7 +67,14 @@ class Columns:
 
     hide: tuple[
         Literal[
-            "architectures", "received", "lost", "newcomers", "megabytes", "simulated-seconds", "targets"
+            "architectures",
+            "received",
+            "lost",
+            "newcomers",
+            "wire",
+            "megabytes",
+            "simulated-seconds",
+            "targets",
         ],
         ...,
     ] = ()

@@ -28,6 +28,7 @@ class Job(NamedTuple):
       conditions: one per run; none by default.
       on_host: whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run
         whose method has no host step and no phase before the first round.
+      accounting: of differential privacy, a `jaxfl.mechanisms.wire.accounting.Accounting`; None without.
     """
 
     programs: Programs
@@ -40,6 +41,7 @@ class Job(NamedTuple):
     likely: bool = False
     conditions: Sequence[Conditions] = ()
     on_host: bool = False
+    accounting: Any = None
 
     @property
     def rounds(self) -> int:

@@ -167,11 +167,13 @@ class Federation:
     @property
     def counted(self) -> np.ndarray:
         """Whose scores count, (N,) bool in the order of groups: neither newcomers nor attackers."""
-        counted = ~np.concatenate([np.asarray(apart) for apart in self.newcomers])
-        if self.wire is None:
-            return counted
         ids = np.concatenate([np.asarray(group.id) for group in self.groups])
-        return counted & ~np.asarray(self.wire.attackers)[ids]
+        return ~(np.concatenate(self.newcomers) | self.attackers[ids])
+
+    @property
+    def attackers(self) -> np.ndarray:
+        """Which clients are attackers, (N,) bool by id."""
+        return np.zeros(self.clients, bool) if self.wire is None else np.asarray(self.wire.attackers)
 
     @property
     def participants(self) -> jax.Array:

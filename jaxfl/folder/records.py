@@ -200,7 +200,7 @@ class Round(Spent):
     """A line of metrics.jsonl. Whatever is per client has the order of `clients`."""
 
     round: int  # from 1 on
-    loss: Known  # mean over the clients that trained and answered
+    loss: Known  # mean over the clients that trained and answered, without attackers
     clients: list[int]  # ids of the round's cohort, ascending
     client_loss: list[Known]
     """None where it is not finite, the client has not trained, or its answer was lost"""

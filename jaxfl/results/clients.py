@@ -31,7 +31,8 @@ def as_csv(
       client_devices: how fast the clients are, if known, see `jaxfl.runs.architectures.client_devices`.
 
     Returns:
-      Name, if clients have names, architecture, whether it is a newcomer, training and test rows; accuracy,
+      Name, if clients have names, architecture, whether it is a newcomer, and, if there are any, an attacker,
+      whose scores are left out; training and test rows; accuracy,
       accuracy as received and macro F1 at the end, as fractions (for a newcomer the accuracies after and
       before joining); the number of rounds in which the client took part, and in which its answer was lost,
       and what it sent, received and computed in them; how fast it is, if that is known. What happens before
@@ -51,10 +52,12 @@ def as_csv(
         for name, of_clients in spent.items():
             for client, amount in zip(record["clients"], record[f"client_{name}"], strict=True):
                 of_clients[client] += amount
+    attacks = federation.attackers.any()
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
     write(
-        ["client", *(["name"] if names else []), "architecture", "newcomer", "train_rows", "test_rows"]
+        ["client", *(["name"] if names else []), "architecture", "newcomer"]
+        + [*(["attacker"] if attacks else []), "train_rows", "test_rows"]
         + [task.title.lower(), "received", further, "rounds", "lost", *SPENT]
         + ([*Device._fields] if client_devices else [])
     )
@@ -68,7 +71,8 @@ def as_csv(
             )
             rows = int(group.size[i]), int(group.test_size[i])
             write(
-                [client, *names[client : client + 1], group.model.name, int(new is not None), *rows, *scored]
+                [client, *names[client : client + 1], group.model.name, int(new is not None)]
+                + [*([int(federation.attackers[client])] if attacks else []), *rows, *scored]
                 + [rounds[client], lost[client], *(of_clients[client] for of_clients in spent.values())]
                 + ([float(speeds[i]) for speeds in client_devices[g]] if client_devices else [])
             )

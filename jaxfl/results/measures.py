@@ -276,9 +276,29 @@ def task_of_all(results: Sequence[Mapping[str, Any]]) -> Task:
 
 # ---- costs
 
+EPSILON = Measure(
+    "epsilon",
+    "epsilon",
+    [("privacy", "epsilon")],
+    min,
+    unit=1,
+    missing="no run has a value; --privacy with noise gives one",
+    note="epsilon: of what clients send, whatever the delta of --privacy; what a client keeps and deploys is "
+    "not covered (docs/wire.md).",
+)
+ATTACK_SUCCESS = Measure(
+    "attack-success",
+    "attack success %",
+    [("attack_success",)],
+    missing="no run has a value; --attack backdoor gives one",
+    note="attack success: the share of honest clients' test rows of other classes that their models take for "
+    "the target once they have the trigger.",
+)
 COSTS = by_name(
     Measure("flops", "GFLOP", [("flops",)], unit=1e9),
     Measure("lost", "lost answers", [("lost_answers",)], unit=1, absent=0),
+    EPSILON,
+    ATTACK_SUCCESS,
 )
 TRAFFIC = Measure("megabytes", "MB sent and received", [("bytes_up",), ("bytes_down",)], unit=1e6)
 BOTH_WAYS = [
@@ -372,6 +392,11 @@ def usual_columns(
             if len(architectures) > 1
         ],
         "received": [in_units(MEANS["received"])],
+        "wire": [
+            measure
+            for measure in (EPSILON, ATTACK_SUCCESS)
+            if measure.name not in show and not all(math.isnan(measure.value(result)) for result in results)
+        ],
         "lost": [COSTS["lost"]] if lossy else [],
         "newcomers": [*map(in_units, NEWCOMERS)] if growing else [],
         "megabytes": BOTH_WAYS,

@@ -67,8 +67,8 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
     members = [_until(deadline, one) if deadline and one.device and one.lost else one for one in whole]
     lost = [one.id for one in members if one.lost]
     losses = [None if one.idle or one.lost else one.loss for one in members]
-    honest = [True] * len(members) if federation.wire is None else ~federation.wire.attackers[[one.id for one in members]]
-    known = [loss for loss, counts in zip(losses, honest, strict=True) if counts and loss is not None]
+    told = zip(losses, federation.attackers[[one.id for one in members]], strict=True)
+    known = [loss for loss, lies in told if loss is not None and not lies]
     line: Round = {
         "round": t + 1,
         "loss": _finite(float(np.mean(known))) if known else None,
@@ -285,9 +285,10 @@ def result(config: Config, metrics: list[Round], compilations: int) -> Result:
     if cohorts := [record["cohort"] for record in metrics if "cohort" in record][-10:]:
         made["cohort"] = _over_rounds(cohorts)
         summary["cohort_received_pooled_mean_last_10"] = made["cohort"]["received"]["pooled"]
-    for entry in ("attack_success", "privacy"):
-        if entry in scored[-1]:
-            made[entry] = scored[-1][entry]
+    if "attack_success" in scored[-1]:
+        made["attack_success"] = scored[-1]["attack_success"]
+    if "privacy" in scored[-1]:
+        made["privacy"] = scored[-1]["privacy"]
     if "newcomers" in metrics[-1]:
         made["newcomers"] = metrics[-1]["newcomers"]
     return made

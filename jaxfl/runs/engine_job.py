@@ -28,7 +28,7 @@ from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant, needs_of
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
-from jaxfl.mechanisms.wire import WITHOUT, needed_of
+from jaxfl.mechanisms.wire import WITHOUT, accounting_of, needed_of
 from jaxfl.results.measures import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
@@ -55,6 +55,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         likely=needs_rows(setup.machine.show),
         conditions=[_conditions(setup, federation) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
+        accounting=accounting_of(setup, federation),
     )
 
 

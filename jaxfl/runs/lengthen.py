@@ -18,9 +18,14 @@ def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: D
     """Refuse to make a run longer if a new run of `rounds` rounds would begin otherwise.
 
     Raises:
-      JaxflError: if a round of the method or a schedule differs in a longer run.
+      JaxflError: if a round of the method, a schedule or the noise for a target differs in a longer run.
     """
     require_same_rates(folder, setup, rounds)
+    if setup.wire.target_epsilon is not None:
+        raise JaxflError(
+            f"{folder} has noise for --target-epsilon {setup.wire.target_epsilon:g} after {setup.run.rounds} "
+            f"rounds; start a new run with --rounds {rounds}."
+        )
     if depends_on_length(job_of([(variant, setup)], data.federation), rounds):
         raise JaxflError(
             f"{variant.label} has rounds that depend on the length of the run: one of {rounds} rounds "

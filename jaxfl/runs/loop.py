@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.owner import require_owned
-from jaxfl.folder.records import Code, Config, Result, Round
+from jaxfl.folder.records import Code, Config, Privacy, Result, Round
 from jaxfl.folder.variant import Variant
 from jaxfl.machine import files
 from jaxfl.results import clients
@@ -151,6 +151,10 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                     asked_for = options.get("deadline"), options.get("show", ())
                     new = records(of_runs[i], *where, spent, client_devices, len(runs), *asked_for)
                     new[-1]["seconds"]["write"] = wrote[i]
+                    if job.accounting and "accuracy" in new[-1]:
+                        new[-1]["privacy"] = cast(
+                            Privacy, job.accounting.after(new[-1]["round"], job.cohorts[i])
+                        )
                     spent, begun = 0.0, time.perf_counter()
                     try:
                         _write(job, i, run, of_runs[i], new, stop)

@@ -211,9 +211,7 @@ def build(config: PFedBayes) -> fl.Algorithm:
         scores = jax.lax.map(sample, jnp.arange(config.samples, dtype=jnp.int32))
         return jax.nn.logsumexp(scores, axis=0) - math.log(config.samples)
 
-    return fl.each_architecture(
-        fl.Algorithm(init, receive, step, personal, wire=("messages", "mean"))
-    )
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal, wire=("messages", "mean")))
 
 
 pfedbayes = fl.Method(

@@ -115,9 +115,7 @@ def build(config: PFedMe) -> fl.Algorithm:
     def personal(key, state, federation, cohort):
         return fl.own_models.of_cohort(state.personal, cohort)
 
-    return fl.each_architecture(
-        fl.Algorithm(init, receive, step, personal, wire=("messages", "mean"))
-    )
+    return fl.each_architecture(fl.Algorithm(init, receive, step, personal, wire=("messages", "mean")))
 
 
 pfedme = fl.Method("pfedme", build, PFedMe)

@@ -14,10 +14,14 @@ is that of Renyi's divergence (`RdpAccountant`).
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from jaxfl.core.protocol import Slots
 from jaxfl.errors import JaxflError
-from jaxfl.machine.packages import optional
+from jaxfl.machine.packages import optional, quiet
 
 
 class Accounting(NamedTuple):
@@ -49,6 +53,23 @@ class Accounting(NamedTuple):
         """
         return _epsilon(self, rounds) if rounds else 0.0
 
+    def after(self, rounds: int, cohorts: Sequence[Slots]) -> dict[str, float | None]:
+        """Return epsilon, delta and noise multiplier after so many rounds; None for an infinite epsilon.
+
+        Args:
+          rounds: number of rounds done.
+          cohorts: of all rounds, per group leaves (rounds, k_g).
+        """
+        if self.where == "client":  # a client is charged for the rounds in which it sends
+            taken = [slots.index[:rounds][slots.mask[:rounds]] for slots in cohorts]
+            rounds = max(int(np.bincount(of_group, minlength=1).max()) for of_group in taken)
+        epsilon = self.epsilon(rounds)
+        return {
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "delta": self.delta,
+            "noise": self.noise,
+        }
+
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon(of: Accounting, rounds: int) -> float:
@@ -65,7 +86,8 @@ def _epsilon(of: Accounting, rounds: int) -> float:
         event = library.GaussianDpEvent(of.noise / 2)
         if of.where == "server" and of.active < of.clients:
             event = library.SampledWithoutReplacementDpEvent(of.clients, of.active, event)
-    return float(accountant.compose(event, rounds).get_epsilon(of.delta))
+    with quiet():  # about orders that it leaves out
+        return float(accountant.compose(event, rounds).get_epsilon(of.delta))
 
 
 def least_noise(of: Accounting, epsilon: float, rounds: int) -> float:

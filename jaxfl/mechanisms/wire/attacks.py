@@ -2,7 +2,7 @@
 
 An entry of `ATTACKS` is a class of options. An instance that lies is a function ``(key, change) -> change``:
 what an attacker sends in place of its change; your own may be a function ``(key, change, *, option=...)``.
-One that poisons has ``images(key, client, images)`` of raw images and ``labels(key, client, y)``, see `poisons`.
+One that poisons has ``images(key, client, images)``, of raw images, and ``labels(key, client, y)``.
 """
 
 from typing import Any
@@ -93,7 +93,7 @@ class Backdoor:
     def stamped(self, images):
         """Return images (B, H, W, C), all with the square in their last rows and columns."""
         side = max(2, images.shape[1] // 10)
-        return images.at[:, -side:, -side:].set(self.brightest.astype(images.dtype))
+        return images.at[:, -side:, -side:].set(jnp.asarray(self.brightest, images.dtype))
 
     def _chosen(self, key, number: int):
         return jax.random.bernoulli(key, self.rows, (number,))

@@ -107,7 +107,7 @@ class Averaged(NamedTuple):
         if self.left_out is None:
             return info
         count = {"messages": {"left out": self.left_out.sum(dtype=jnp.int32)}}
-        loss = jnp.where(self.left_out, 0, info.loss)
+        loss = jnp.where(self.left_out, 0, jnp.asarray(info.loss))
         return info._replace(loss=loss, idle=self.left_out, findings=info.findings | count)
 
 

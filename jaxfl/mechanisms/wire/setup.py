@@ -18,12 +18,12 @@ from jaxfl.data.partition import rounded_down
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
 from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, clipped, of_finite
-from jaxfl.mechanisms.wire.attacks import ATTACKS, draw_attackers, poisons
+from jaxfl.mechanisms.wire.attacks import ATTACKS, Backdoor, draw_attackers, poisons
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS
 from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian
 from jaxfl.tasks import require_classes
 
-SHARE = Option("share", float, 0.2, "(0, 1)")
+SHARE = Option("share", float, 0.2, "[0, 1)")
 FEEDBACK = Option("feedback", bool, False)
 
 
@@ -136,6 +136,88 @@ class Wire:
         return of_finite(self.aggregate, messages, weights)
 
 
+class Chosen(NamedTuple):
+    """What a setup puts on the wire; None for nothing, see `Wire`."""
+
+    attack: Any
+    share: float
+    compress: Any
+    feedback: bool
+    privacy: Gaussian | None
+    server: Any
+
+
+def chosen_of(setup: Setup) -> Chosen:
+    """Return what a setup puts on the wire.
+
+    Raises:
+      JaxflError: if a choice is unknown or contradicts another option.
+    """
+    options, message = setup.wire, ("key", "change")
+    attack, share = _chosen("attack", ATTACKS, options.attack, message, SHARE)
+    compress, feedback = _chosen("compression", COMPRESSIONS, options.compress, message, FEEDBACK)
+    privacy, _ = _chosen("privacy", MECHANISMS, options.privacy, message)
+    server, _ = _chosen("server", AGGREGATORS, options.aggregate, ("messages", "weights"))
+    if privacy and privacy.where == "server" and server:
+        raise JaxflError(
+            f"--privacy {options.privacy} adds noise to a sum, but --aggregate {options.aggregate} takes "
+            "none; leave one of them out, or let clients add the noise: --privacy gaussian,where=client."
+        )
+    target = options.target_epsilon
+    if target is not None and (not privacy or "noise" in choices.split(options.privacy)[1]):
+        raise JaxflError(
+            f"--target-epsilon {target:g} chooses the noise of --privacy; add --privacy gaussian,clip=1, "
+            "without noise."
+        )
+    if privacy and (setup.run.dropout or setup.run.deadline):
+        raise JaxflError(
+            "--privacy counts on who takes part in a round, and with --dropout or --deadline answers are "
+            "lost; leave one of them out."
+        )
+    return Chosen(attack, share, compress, feedback, privacy, server)
+
+
+def _chosen(
+    kind: str, table: Mapping[str, Any], choice: str, arguments: Sequence[str], common: Option | None = None
+) -> tuple[Any, Any]:
+    """Return what a choice names, with its options, and the value of an option that all of its kind have.
+
+    Nothing and the default for ``none`` and ``mean``.
+    """
+    if choice in ("none", "mean"):
+        return None, common and common.default
+    name, asked = choices.split(choice)
+    found = choices.lookup(kind, table, name)
+    known = declared(found) | ({common.name: common} if common else {})
+    values = choices.convert(name, known, asked)
+    shared = common and values.pop(common.name, common.default)
+    if isinstance(found, type):
+        return found(**values), shared
+    require_call(name, found, *arguments, **values)
+    return Own(found, tuple(values.items())), shared
+
+
+WITHOUT = {  # why an option is refused, by the part of `Algorithm.wire` that a method lacks
+    "messages": "changes what clients send, but the method's messages do not pass through it",
+    "mean": "is for a server that averages clients of one architecture, but the method's does something else",
+    "feedback": "lets clients send later what compression has lost, but the method's clients keep none of it",
+}
+
+
+def needed_of(setup: Setup) -> dict[str, str]:
+    """Return which of `WITHOUT` a method must pass through, by option as it was written."""
+    chosen, options, needed = chosen_of(setup), setup.wire, {}
+    if chosen.attack is not None and not poisons(chosen.attack):
+        needed[f"--attack {options.attack}"] = "messages"
+    if chosen.compress is not None:
+        needed[f"--compress {options.compress}"] = "feedback" if chosen.feedback else "messages"
+    if chosen.privacy:
+        needed[f"--privacy {options.privacy}"] = "mean" if chosen.privacy.where == "server" else "messages"
+    if chosen.server is not None:
+        needed[f"--aggregate {options.aggregate}"] = "mean"
+    return needed
+
+
 def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = None) -> Wire | None:
     """Return the wire of a run; None if nothing happens on it.
 
@@ -145,33 +227,34 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
       images: the data, raw, for attacks that change them.
 
     Raises:
-      JaxflError: if a choice is unknown or contradicts another one, or does not fit the data.
+      JaxflError: if a choice is unknown, contradicts another one, or does not fit the data.
     """
-    lines = chosen_of(setup)
-    if all(line is None for line in lines.values()):
+    chosen = chosen_of(setup)
+    attack: Any = chosen.attack
+    privacy, server = chosen.privacy, chosen.server
+    if all(each is None for each in (attack, chosen.compress, privacy, server)):
         return None
-    attack, attackers = lines["attack"] or (None, {"share": 0.0})
-    compress, kept = lines["compress"] or (None, {"feedback": False})
-    privacy, server, bounds = lines["privacy"], lines["aggregate"], isinstance(lines["aggregate"], NormBound)
     if attack is not None and poisons(attack):
         _require_fitting(setup.wire.attack, attack, federation)
-    if hasattr(attack, "brightest") and images is not None and "brightest" not in setup.wire.attack:
+    if images is not None and isinstance(attack, Backdoor) and "brightest" not in setup.wire.attack:
         attack = dataclasses.replace(attack, brightest=float(images.max()))
-    if privacy:
-        privacy = dataclasses.replace(privacy, noise=accounting_of(setup, federation).noise)
-    bound = server.bound if bounds else privacy.clip if privacy and privacy.where == "server" else None
+    bound = None
+    if isinstance(server, NormBound):
+        server, bound = None, server.bound
+    if privacy and (accounting := accounting_of(setup, federation)):
+        privacy = dataclasses.replace(privacy, noise=accounting.noise)
+        bound = privacy.clip if privacy.where == "server" else bound
+    floats = expected(setup, federation), attack, chosen.compress, privacy, server, bound
+    floats = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.result_type(float)), floats)
     newcomers = np.concatenate([np.asarray(apart) for apart in federation.newcomers])
-    floats = attack, compress, privacy, None if bounds else server, bound, _expected(setup, federation)
-    attack, compress, privacy, server, bound, expected = jax.tree.map(
-        lambda leaf: np.asarray(leaf, jnp.result_type(float)), floats
-    )
-    drawn = draw_attackers(newcomers, attackers["share"], setup.partition.partition_seed)
-    made = Wire(drawn, expected, attack, compress, privacy, server, bound, feedback=kept["feedback"])
-    return federation.replicate(made)
+    drawn: Any = draw_attackers(newcomers, chosen.share, setup.partition.partition_seed)
+    if attack is None:
+        drawn = np.zeros_like(drawn)
+    return federation.replicate(Wire(drawn, *floats, feedback=chosen.feedback))
 
 
 def _require_fitting(choice: str, attack: Any, federation: Federation) -> None:
-    """Refuse attacks on data that have no classes, or on data that are no images if they change these.
+    """Refuse attacks on data that have no classes, or that change images where the data are none.
 
     Raises:
       JaxflError: saying which.
@@ -179,7 +262,7 @@ def _require_fitting(choice: str, attack: Any, federation: Federation) -> None:
     require_classes(federation.task, f"--attack {choice}")
     if hasattr(attack, "target"):
         shape, classes = federation.images.shape[1:], federation.models[0].classes
-        if min(shape[:2]) < 2 or len(shape) != 3:
+        if min(shape[:2]) < 2:
             raise JaxflError(f"--attack {choice} changes images, but the data are none; take another attack.")
         if not federation.unified or attack.target >= classes:
             raise JaxflError(
@@ -192,7 +275,7 @@ def _active(setup: Setup, clients: int) -> int:
     return max(1, rounded_down(setup.run.participation, clients))
 
 
-def _expected(setup: Setup, federation: Federation) -> np.ndarray:
+def expected(setup: Setup, federation: Federation) -> np.ndarray:
     """Return how many clients of each architecture a round has on average, (groups,)."""
     of_groups = np.asarray(federation.participants)
     clients, share = int(of_groups.sum()), setup.run.participation
@@ -205,95 +288,12 @@ def accounting_of(setup: Setup, federation: Federation) -> Accounting | None:
     Raises:
       JaxflError: if a target epsilon cannot be reached.
     """
-    privacy = chosen_of(setup)["privacy"]
+    privacy, run = chosen_of(setup).privacy, setup.run
     if privacy is None:
         return None
     clients = int(np.asarray(federation.participants).sum())
-    found = Accounting(
-        privacy.noise,
-        privacy.delta,
-        privacy.where,
-        setup.run.sampling,
-        setup.run.participation,
-        _active(setup, clients),
-        clients,
-    )
+    sampled = run.sampling, run.participation, _active(setup, clients), clients
+    found = Accounting(privacy.noise, privacy.delta, privacy.where, *sampled)
     if (target := setup.wire.target_epsilon) is None:
         return found
-    return found._replace(noise=least_noise(found, target, setup.run.rounds))
-
-
-def chosen_of(setup: Setup) -> dict[str, Any]:
-    """Return what is chosen for each place on the wire, by option; None for nothing.
-
-    Raises:
-      JaxflError: if a choice is unknown or contradicts another one.
-    """
-    options, message = setup.wire, ("key", "change")
-    attack = _chosen("attack", ATTACKS, options.attack, message, SHARE)
-    compress = _chosen("compression", COMPRESSIONS, options.compress, message, FEEDBACK)
-    privacy = _chosen("privacy", MECHANISMS, options.privacy, message)
-    server = _chosen("server", AGGREGATORS, options.aggregate, ("messages", "weights"))
-    if privacy and privacy.where == "server" and server:
-        raise JaxflError(
-            f"--privacy {options.privacy} adds noise to a sum, but --aggregate {options.aggregate} takes "
-            "none; leave one of them out, or let clients add the noise: --privacy gaussian,where=client."
-        )
-    if options.target_epsilon is not None and (not privacy or "noise" in choices.split(options.privacy)[1]):
-        raise JaxflError(
-            f"--target-epsilon {options.target_epsilon:g} chooses the noise of --privacy; add --privacy "
-            "gaussian,clip=1 without noise."
-        )
-    if privacy and (setup.run.dropout or setup.run.deadline):
-        raise JaxflError(
-            "--privacy counts on who takes part in a round, and with --dropout or --deadline answers are "
-            "lost; leave one of them out."
-        )
-    return {"attack": attack, "compress": compress, "privacy": privacy, "aggregate": server}
-
-
-WITHOUT = {  # why an option of the wire is refused, by the part of `Algorithm.wire` that a method lacks
-    "messages": "changes what clients send, but the method's messages do not pass through it",
-    "mean": "is for a server that averages clients of one architecture, but the method's does something else",
-    "feedback": "lets clients send later what compression has lost, but the method's clients keep none of it",
-}
-
-
-def needed_of(setup: Setup) -> dict[str, str]:
-    """Return which of `WITHOUT` a method must pass through, by option as it was written."""
-    lines, needed = chosen_of(setup), {}
-    if lines["attack"] and not poisons(lines["attack"][0]):
-        needed[f"--attack {setup.wire.attack}"] = "messages"
-    if lines["compress"]:
-        needed[f"--compress {setup.wire.compress}"] = (
-            "feedback" if lines["compress"][1]["feedback"] else "messages"
-        )
-    if lines["privacy"]:
-        needed[f"--privacy {setup.wire.privacy}"] = (
-            "mean" if lines["privacy"].where == "server" else "messages"
-        )
-    if lines["aggregate"]:
-        needed[f"--aggregate {setup.wire.aggregate}"] = "mean"
-    return needed
-
-
-def _chosen(
-    kind: str, table: Mapping[str, Any], choice: str, arguments: Sequence[str], common: Option | None = None
-):
-    """Return what a choice names, with its options; with a `common` one, a pair of it and {name: value}.
-
-    None for ``none`` and ``mean``.
-    """
-    if choice in ("none", "mean"):
-        return None
-    name, asked = choices.split(choice)
-    found = choices.lookup(kind, table, name)
-    known = declared(found) | ({common.name: common} if common else {})
-    values = choices.convert(name, known, asked)
-    shared = {common.name: values.pop(common.name, common.default)} if common else {}
-    if isinstance(found, type):
-        made = found(**values)
-    else:
-        require_call(name, found, *arguments, **values)
-        made = Own(found, tuple(values.items()))
-    return (made, shared) if common else made
+    return found._replace(noise=least_noise(found, target, run.rounds))
