@@ -20,12 +20,12 @@ import jax.numpy as jnp
 
 from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import tree
-from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter, sent_down, sent_up
+from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter, sent_down
 from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
 from jaxfl.core.training import OPTIMIZERS, Training, descend, task_loss
 from jaxfl.data.federation import Federation, PerGroup
-from jaxfl.mechanisms import ensembles, own_models, public_images
+from jaxfl.mechanisms import ensembles, own_models, public_images, wire
 from jaxfl.mechanisms.losses import absolute_error, distillation
 from jaxfl.mechanisms.mixing import ids, put_pairs, split
 
@@ -150,7 +150,7 @@ def exchanging(
 
         def learn_alone(key, client, nothing, w):
             trained = descend(task_loss(client.model), w, key, own_rows(client, hyper), hyper)
-            return trained.weights, trained.loss, encoded(trained.weights, client)
+            return trained.weights, trained.loss, wire.sent(key, client, encoded(trained.weights, client))
 
         def learn_from_teacher(key, client, nothing, own):
             w, t = own
@@ -165,7 +165,8 @@ def exchanging(
                 phase=1,
                 optimizer=taught,
             ).weights
-            return w, encoded(w, client) if resend else None
+            again = jax.random.fold_in(key, 1)
+            return w, wire.sent(again, client, encoded(w, client)) if resend else None
 
         own = gather(state.weights, cohort)
         learnt, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
@@ -180,12 +181,14 @@ def exchanging(
         matrix = learn(state.matrix, seen, hyper)
         prediction = len(rows) * s.shape[-1]
 
-        def every(scalars):
-            return (scalars,) * len(federation.groups)
+        def every(message):
+            return (message,) * len(federation.groups)
 
         return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
             loss,
-            up=sent_up(cohort, every(prediction * (2 if resend else 1))),
+            up=wire.up(
+                federation, cohort, every([jax.ShapeDtypeStruct(s.shape[1:], s.dtype)] * (1 + resend))
+            ),
             down=sent_down(cohort, every(prediction + len(rows))),
             findings=summary(matrix, federation),
             trained=own_models.predictors(learnt),
@@ -198,4 +201,12 @@ def exchanging(
     def matrices(state):
         return {"teachers": state.matrix}
 
-    return Algorithm(init, own_models.personal, step, own_models.personal, matrices=matrices, prepare=prepare)
+    return Algorithm(
+        init,
+        own_models.personal,
+        step,
+        own_models.personal,
+        matrices=matrices,
+        prepare=prepare,
+        wire=("messages",),
+    )

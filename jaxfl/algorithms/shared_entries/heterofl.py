@@ -142,7 +142,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
                 with fl.flops.collect():  # this is not training
                     stats = gathered(model, used.params, client.rows, client.size, federation, key)
                 used = used._replace(stats=stats)
-            return kept, shared, used, trained.loss
+            return kept, fl.wire.sent(key, client, shared, w), used, trained.loss
 
         common, own = (
             fl.per_group(lambda *both: both, received, scalers(federation)),
@@ -166,12 +166,12 @@ def build(config: HeteroFL) -> fl.Algorithm:
         traffic = fl.per_group(fl.tree.one, sent)
         return State(hyper, shared, fl.scatter(state.kept, cohort, kept)), fl.Info(
             loss,
-            fl.sent_up(cohort, traffic),
+            fl.wire.up(federation, cohort, traffic),
             fl.sent_down(cohort, traffic),
             trained=predictors((None,) * len(models), used, federation, cohort),
         )
 
-    return fl.Algorithm(init, receive, step, receive)
+    return fl.Algorithm(init, receive, step, receive, wire=("messages",))
 
 
 @functools.cache

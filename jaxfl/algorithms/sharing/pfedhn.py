@@ -153,11 +153,13 @@ def build(config: PFedHN) -> fl.Algorithm:
             w = generated(client.model, shared, own)
             rows = fl.own_rows(client, hyper)
             trained = fl.descend(fl.task_loss(client.model), w, key, rows, hyper)
-            return optax.tree.sub(w.params, trained.weights.params), trained.weights, trained.loss
+            own_stats, stats = divide(trained.weights)
+            message = optax.tree.sub(w.params, trained.weights.params), stats
+            message = fl.wire.sent(key, client, message, (None, shared[1]))
+            return message, own_stats, trained.weights, trained.loss
 
         outputs = fl.map_clients(client, key, federation, cohort, *origins(state, cohort))
-        dw, trained, loss = outputs
-        own, shared = divide(trained)
+        (dw, shared), own, trained, loss = outputs
         n = fl.cohort_rows(federation, cohort)
         share = fl.tree.shares(n)
         sent = fl.tree.one(dw), state.stats
@@ -168,14 +170,16 @@ def build(config: PFedHN) -> fl.Algorithm:
             fl.tree.weighted_mean(shared, n, state.stats),
         )
         server, stats = fl.tree.where((n > 0).any(), after, before)
-        up, down = fl.sent_up(cohort, sent), fl.sent_down(cohort, sent)
+        up, down = fl.wire.up(federation, cohort, sent), fl.sent_down(cohort, sent)
         state = State(hyper, server, stats, fl.scatter(state.own_stats, cohort, own))
         return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained))
 
     def embeddings(state):
         return state.server.v
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings, wire=("messages",))
+    )
 
 
 pfedhn = fl.Method("pfedhn", build, PFedHN)

@@ -158,10 +158,10 @@ def clipped(change, bound):
 
 def of_finite(aggregate, messages, weights):
     """Return what a server makes of the finite messages, and which of those present are not finite, (k,)."""
-    finite = jnp.stack(
-        [jnp.isfinite(leaf).reshape(len(weights), -1).all(1) for leaf in jax.tree.leaves(messages)]
-    )
-    finite = finite.all(0)
+    leaves = jax.tree.leaves(messages)
+    if not leaves:  # nothing is sent
+        return messages, jnp.zeros(weights.shape, bool)
+    finite = jnp.stack([jnp.isfinite(leaf).reshape(len(weights), -1).all(1) for leaf in leaves]).all(0)
     zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), messages)
     kept = where_each(finite, messages, zeros)
     return aggregate(kept, jnp.where(finite, weights, 0)), ~finite & (weights > 0)
