@@ -47,6 +47,11 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
             f"{label} needs more than a server that averages what clients send: its server does something "
             "else, or it or a client keeps more than weights; choose fedavg, fedprox, fedper or fedrep."
         )
+    if run.federation.wire is not None:
+        raise JaxflError(
+            f"{folder} has something on the wire (--privacy, --compress, --attack or --aggregate), which is "
+            "simulated only; repeat the run without."
+        )
     if not sent_to_all(algorithm.averaged, run.state):
         raise JaxflError(f"{label} sends nothing; choose a method whose clients share something.")
     if after == 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.config.options import Option, declared, static
-from jaxfl.config.own_code import require_call
+from jaxfl.config.own_code import line_of, own_code, require_call
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
 from jaxfl.data.federation import Client, Federation
@@ -30,14 +30,38 @@ FEEDBACK = Option("feedback", bool, False)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """A function of the user's with its options, in place of an instance of a class of options."""
+    """A function of the user's with its options, in place of an instance of a class of options.
+
+    Args:
+      function: of a key and a change, or of messages and their weights.
+      options: by name.
+      form: what it must return has the form of, given the same arguments.
+    """
 
     function: Callable = static()
     options: tuple[tuple[str, Any], ...] = static()
+    form: Callable = static()
 
     def __call__(self, *arguments):
-        """Call it."""
-        return self.function(*arguments, **dict(self.options))
+        """Call it.
+
+        Raises:
+          JaxflError: if its result has another form, naming its line.
+        """
+        with own_code(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            made = self.function(*arguments, **dict(self.options))
+        found, wanted = (
+            {name: (jnp.shape(leaf), str(jnp.result_type(leaf))) for name, leaf in tree.by_path(each).items()}
+            for each in (made, self.form(*arguments))
+        )
+        for name in found | wanted:
+            is_now, was = found.get(name, "nothing"), wanted.get(name, "nothing")
+            if is_now != was:
+                raise JaxflError(
+                    f"{line_of(self.function)}: {self.function.__name__} returns {is_now} for the leaf "
+                    f"{'/'.join(name)}, not {was} as in a message."
+                )
+        return made
 
     def scalars(self, form) -> int:
         """Count a message of floats."""
@@ -194,7 +218,16 @@ def _chosen(
     if isinstance(found, type):
         return found(**values), shared
     require_call(name, found, *arguments, **values)
-    return Own(found, tuple(values.items())), shared
+    form = _second if arguments[0] == "key" else _one
+    return Own(found, tuple(values.items()), form), shared
+
+
+def _second(key, change):
+    return change
+
+
+def _one(messages, weights):
+    return tree.one(messages)
 
 
 WITHOUT = {  # why an option is refused, by the part of `Algorithm.wire` that a method lacks

@@ -1,0 +1,122 @@
+"""Runs whose messages pass something on the wire: resumed, on several devices, with own functions."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import comparable
+from folders import copied_before_checkpoints, metrics, state
+
+import jaxfl
+from jaxfl import cli
+
+FEDERATION = ["--partition", "classes,classes_per_client=2,samples_per_client=10", "--clients", "6"]
+FEDERATION += ["--participation", "0.5", "--models", "mlp,hidden=3", "mlp,hidden=4"]
+FEDERATION += ["--epochs", "1", "--rounds", "4", "--eval-every", "2"]
+OPTIONS = {
+    "sent": "--compress top-k,share=0.2,feedback=true --attack random,std=0.1,share=0.4 --aggregate median",
+    "private": "--privacy gaussian,noise=0.5 --sampling poisson --compress quantize,bits=4",
+    "poisoned": "--attack backdoor,share=0.4 --aggregate krum,m=2",
+}
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_over_the_wire_is_resumed_and_repeated_on_devices(name, dataset, tmp_path):
+    """A run stopped after half of its rounds goes on to the same bits; four devices agree up to rounding."""
+    words = ["run", "scaffold", *dataset, *FEDERATION, *OPTIONS[name].split(), "--devices"]
+    with copied_before_checkpoints(lambda folder, rounds: tmp_path / f"stopped-{rounds}"):
+        cli.main([*words, "1", "--run-dir", str(tmp_path / "whole")])
+    cli.main(["resume", str(tmp_path / "stopped-4")])
+    assert metrics(tmp_path / "stopped-4") == metrics(tmp_path / "whole")
+    resumed, whole = state(tmp_path / "stopped-4"), state(tmp_path / "whole")
+    assert all(resumed[leaf].tobytes() == whole[leaf].tobytes() for leaf in whole)
+    assert any("owed" in leaf for leaf in whole) == (name == "sent")
+    cli.main([*words, "4", "--run-dir", str(tmp_path / "four")])
+    four = state(tmp_path / "four")
+    for leaf in whole:
+        np.testing.assert_allclose(four[leaf], whole[leaf], rtol=2e-3, atol=2e-5, err_msg=leaf)
+    one, other = (read(tmp_path / folder / "result.json") for folder in ("whole", "four"))
+    assert one["bytes_up"] == other["bytes_up"]
+    assert one.get("privacy") == other.get("privacy")
+
+
+def test_attackers_are_listed_and_left_out_of_scores(dataset, tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = [*dataset, *FEDERATION, "--attack", "backdoor,share=0.5", "--run-dir", str(folder)]
+    cli.main(["run", "fedavg", *words])
+    out = capsys.readouterr().out
+    rows = [*csv.DictReader((folder / "clients.csv").read_text().splitlines())]
+    attackers = [row["client"] for row in rows if row["attacker"] == "1"]
+    assert len(attackers) == 3 and f"Attackers (backdoor,share=0.5): {', '.join(attackers)}." in out
+    assert "attack success %" in out
+    result = read(folder / "result.json")
+    scored = [score for score in result["accuracy"]["per_client"] if score is not None]
+    assert len(scored) == 3 and result["accuracy"]["mean"] == pytest.approx(np.mean(scored))
+    assert 0 <= result["attack_success"] <= 1
+    for record in metrics(folder):
+        told = zip(record["clients"], record["client_loss"], strict=True)
+        honest = [loss for client, loss in told if str(client) not in attackers]
+        assert record["loss"] == (pytest.approx(np.mean(honest)) if honest else None)
+    assert jaxfl.load(folder).result["accuracy"] == result["accuracy"]
+
+
+def test_epsilon_is_in_records_results_and_tables(dataset, tmp_path, capsys):
+    folder, words = tmp_path / "run", ["--privacy", "gaussian,clip=1,delta=1e-4", "--target-epsilon", "9"]
+    cli.main(["run", "fedavg", *dataset, *FEDERATION, *words, "--run-dir", str(folder)])
+    assert "epsilon" in capsys.readouterr().out
+    first, last = (record["privacy"] for record in metrics(folder) if "privacy" in record)
+    assert 8.9 < last["epsilon"] <= 9 and 0 < first["epsilon"] < last["epsilon"] and last["delta"] == 1e-4
+    assert read(folder / "result.json")["privacy"] == last
+    with pytest.raises(jaxfl.JaxflError, match="has noise for --target-epsilon 9 after 4 rounds"):
+        jaxfl.resume(folder, rounds=6)
+
+
+def test_several_seeds_are_one_program_over_the_wire(dataset, tmp_path):
+    words = [*dataset, *FEDERATION, *OPTIONS["sent"].split(), "--seed", "3"]
+    cli.main(["compare", "fedavg", *words, "--seeds", "2", "--run-dir", str(tmp_path / "both")])
+    cli.main(["run", "fedavg", *words, "--run-dir", str(tmp_path / "alone")])
+    one, alone = tmp_path / "both" / "fedavg" / "seed-3", tmp_path / "alone"
+    assert metrics(one) == metrics(alone)
+    assert comparable(read(one / "result.json")) == comparable(read(alone / "result.json"))
+
+
+OWN = """
+import jax
+import jax.numpy as jnp
+
+
+def spoil(key, change, *, value=float("nan")):
+    return jax.tree.map(lambda leaf: jnp.full_like(leaf, value), change)
+
+
+def first(messages, weights):
+    return jax.tree.map(lambda leaf: leaf[weights.argmax()], messages)
+
+
+def half(key, change):
+    return jax.tree.map(lambda leaf: leaf[: len(leaf) // 2], change)
+"""
+
+
+def test_own_functions_and_messages_that_are_not_finite(dataset, tmp_path):
+    """A robust server leaves out and counts what is not finite; with a mean the run ends with a sentence."""
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    options = {"partition": FEDERATION[1], "clients": 6, "models": ["mlp"], "rounds": 2, "eval_every": 1}
+    options |= {"dataset": dataset[1], "epochs": 1, "attack": f"{own}:spoil,share=0.4"}
+    with pytest.raises(jaxfl.JaxflError, match="the predictions of client 0 are not finite in round 1"):
+        jaxfl.run("fedavg", run_dir=tmp_path / "mean", **options)
+    for server in ("median", f"{own}:first"):
+        run = jaxfl.run("fedavg", run_dir=tmp_path / server[-4:], aggregate=server, **options)
+        records = metrics(run.folder)
+        assert [record["findings"] for record in records] == [{"messages": {"left out": 2}}] * 2
+        assert all(math.isfinite(record["loss"]) for record in records)
+        assert [sum(loss is None for loss in record["client_loss"]) for record in records] == [2, 2]
+    with pytest.raises(jaxfl.JaxflError, match="own.py, line 14: half returns"):
+        jaxfl.run("fedavg", run_dir=tmp_path / "half", **options | {"attack": f"{own}:half"})
