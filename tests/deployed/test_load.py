@@ -19,7 +19,7 @@ import jaxfl
 from jaxfl import Predictor, cli, registry
 from jaxfl.data import pictures
 from jaxfl.deployed import export
-from jaxfl.deployed.models import Deployed, Images
+from jaxfl.deployed.client_model import Deployed, Images
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.models.applied import applied_weights

@@ -33,6 +33,7 @@ from jaxfl.folder.config import at_own_default, described
 from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparisons
 from jaxfl.grid import execute
+from jaxfl.grid.plan import sentences
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.results import drawings, frame
@@ -623,9 +624,9 @@ def test_a_failure_is_said_once_with_its_seeds():
     lost = {run: JaxflError(f"{run.parent.name}: diverged, see {run}") for run in planned}
     del lost[Path("all/local/seed-1")]
     told = ["fedavg: diverged, see their folders", "local (seed 0; seed 2): diverged, see their folders"]
-    assert execute.sentences(planned, lost) == told
+    assert sentences(planned, lost) == told
     run = Path("all/local/seed-2")
-    assert execute.sentences(planned, {run: lost[run]}) == [f"local (seed 2): diverged, see {run}"]
+    assert sentences(planned, {run: lost[run]}) == [f"local (seed 2): diverged, see {run}"]
 
 
 def test_only_methods_with_a_complete_row_are_compared_against():
