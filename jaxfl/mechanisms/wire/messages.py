@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import tree
-from jaxfl.core.client_map import map_and_sum, map_clients, per_group, sent_up
+from jaxfl.core.client_map import map_and_sum, map_clients, per_group
 from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.streams import WIRE
+from jaxfl.core.traffic import sent_up
 from jaxfl.data.federation import Client, Federation
 
 
