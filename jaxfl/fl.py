@@ -54,7 +54,7 @@ from jaxfl.mechanisms import (
     wire,
 )
 from jaxfl.mechanisms.each_architecture import each_architecture
-from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, RoundPredictions, exchanging
+from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, RoundPredictions, Signal, exchanging
 from jaxfl.mechanisms.inner_steps import inner_steps
 from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
