@@ -180,7 +180,9 @@ def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, be
     models = build_models(setup, shape, partition, task_of(images), vocabulary)
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
-    return with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
+    return with_newcomers(
+        setup, without_data(partition, models, moments, images["public"], links, vocabulary)
+    )
 
 
 def with_newcomers(setup: Setup, federation: Federation) -> Federation:

@@ -12,7 +12,6 @@ import jaxfl
 from jaxfl.data.readers import load
 from jaxfl.errors import JaxflError
 from jaxfl.models import own, zoo
-from jaxfl.models.model import TokenShape
 from jaxfl.models.zoo.gru import GRU
 from jaxfl.models.zoo.tokens import real_places
 
@@ -140,7 +139,7 @@ def bag(shape, classes):
 
 
 def test_a_network_of_ones_own_may_begin_with_an_embedding():
-    model = bag(TokenShape((STEPS,)), 3)
+    model = bag((STEPS,), 3)
     assert model.names == ("embed", "hidden", "out") and model.tokens and not model.head.tokens
     w = model.init(jax.random.key(0))
     assert w.params["embed"]["embedding"].shape == (WORDS, 5)

@@ -101,7 +101,7 @@ def learning_from_teachers(
         return State(
             hyper,
             own_models.start(key, federation),
-            per_group(lambda g: jnp.zeros((*g.rows.shape, g.model.classes), dtype), federation.groups),
+            per_group(lambda g: jnp.zeros((*g.rows.shape, *g.model.output), dtype), federation.groups),
             per_group(lambda n: jnp.zeros(n, bool), clients),
             per_group(lambda n: jnp.zeros(n, jnp.int32), clients),
         )
