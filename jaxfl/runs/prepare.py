@@ -280,8 +280,15 @@ def share_out(setup: Setup, largest: int) -> tuple[int, int]:
 
 
 def load_source(setup: Setup) -> Source:
-    """Load the clients' data set."""
-    return load(setup.data.dataset, setup.machine.data_dir, task=setup.data.task)
+    """Load the clients' data set.
+
+    Raises:
+      JaxflError: if it is not available, or all rows are of one class.
+    """
+    source = load(setup.data.dataset, setup.machine.data_dir, task=setup.data.task)
+    if source.labels.ndim == 1 and source.classes < 2:
+        raise JaxflError(f"{source.name}: all rows are of one class, so there is nothing to learn.")
+    return source
 
 
 def chosen_partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:

@@ -112,6 +112,13 @@ def first(labels: np.ndarray) -> np.ndarray:
     return np.where(labels.any(1), labels.argmax(1), labels.shape[1]).astype(np.int32)
 
 
+def chance(labels: np.ndarray) -> str:
+    """Return the score of saying that each row has all labels, in words."""
+    each, share = labels.sum(1).mean(), labels.mean()
+    f1 = 2 * share / (1 + share)
+    return f"Rows have {each:.3g} labels on average; saying all labels has a micro F1 of {100 * f1:.1f} %."
+
+
 LABELS = Task(
     name="labels",
     what="some of several labels",
@@ -140,5 +147,6 @@ LABELS = Task(
     hub="classification",
     says="Output k stands for label k of {dataset}, which a row has where it is above 0.",
     code="labels = np.asarray(scores) > 0",
+    chance=chance,
     per_output=lambda score: _ratio(score.right.sum(0), score.rows.sum(0) + score.predicted.sum(0), np.nan),
 )

@@ -96,6 +96,14 @@ def read(name: str, labels: None, examples: np.ndarray, outputs: int) -> tuple[n
     return following, outputs
 
 
+def chance(following: np.ndarray) -> str:
+    """Return the perplexity of saying each token as often as it is there, in words."""
+    share = np.bincount(following[following >= 0])
+    share = share[share > 0] / share.sum()
+    found = np.exp(-(share * np.log(share)).sum())
+    return f"Saying each token as often as it is there has a perplexity of {found:.4g}."
+
+
 NEXT_TOKEN = Task(
     name="next-token",
     what="the token that follows",
@@ -128,5 +136,6 @@ NEXT_TOKEN = Task(
     hub="generation",
     says="Output k at each place is the score of token k as the next one.",
     code="following = scores.argmax(-1)",
+    chance=chance,
     every_token=True,
 )

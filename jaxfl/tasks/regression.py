@@ -117,6 +117,13 @@ def tenths(targets: np.ndarray) -> np.ndarray:
     return np.unique(np.searchsorted(ends, first, "right"), return_inverse=True)[1].astype(np.int32)
 
 
+def chance(targets: np.ndarray) -> str:
+    """Return the error of always saying the mean, in words."""
+    known = targets.astype(float)
+    mean, std = (", ".join(f"{value:.6g}" for value in of) for of in (known.mean(0), known.std(0)))
+    return f"Targets have mean {mean} and deviation {std}, the RMSE of always saying the mean."
+
+
 REGRESSION = Task(
     name="regression",
     what="one or several numbers",
@@ -145,4 +152,5 @@ REGRESSION = Task(
     hub="regression",
     says="Output k is target k, as (target - mean) / std with mean {mean} and std {std}.",
     code='mean, std = map(np.array, about["target"].values())\ntargets = np.asarray(scores) * std + mean',
+    chance=chance,
 )

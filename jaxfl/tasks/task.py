@@ -44,6 +44,8 @@ class Task(NamedTuple):
       code: Python that makes labels of `scores` (B, ..., o).
       per_output: ``score -> (n,)``, the score of all clients' rows by class, NaN without rows; None of a task
         whose outputs are not scored by themselves.
+      chance: ``labels (n, ...) of training rows -> sentence``, the score of what needs no network; None of a
+        task of which the number of outputs says it.
       every_token: whether a network has outputs for each token of a row, (B, T, o).
     """
 
@@ -73,6 +75,7 @@ class Task(NamedTuple):
     says: str
     code: str
     per_output: Callable | None = None
+    chance: Callable | None = None
     every_token: bool = False
 
     def text(self, value: float) -> str:

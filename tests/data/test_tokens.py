@@ -214,7 +214,10 @@ def test_methods_learn_from_tokens(method, written, tmp_path):
         ({"public": "digits"}, "tokens of another set do not mean the same"),
         ({"models": ["mlp"]}, r"mlp takes images .* not \(6,\); tokens need a network that embeds them"),
         ({"method": "fedkemf", "knowledge": "mlp"}, r"mlp takes images .* not \(6,\); tokens need a network"),
-        ({"models": ["harcnn"]}, r"harcnn takes windows of a signal, \(1, T, C\), not examples of shape \(6,\)"),
+        (
+            {"models": ["harcnn"]},
+            r"harcnn takes windows of a signal, .* not examples of shape \(6,\)",
+        ),
         ({"models": ["gru"], "dataset": "digits"}, r"gru takes tokens, but the data are examples of shape"),
     ],
 )
