@@ -6,6 +6,7 @@ CONTRIBUTING.md shows how; docs/method-reference.md lists what is where.
 
 from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import flops, streams, tree
+from jaxfl.core.batches import Steps
 from jaxfl.core.client_map import (
     cohort_rows,
     everyone,
@@ -15,8 +16,6 @@ from jaxfl.core.client_map import (
     only_if,
     per_group,
     scatter,
-    sent_down,
-    sent_up,
     visit_client,
     visit_clients,
 )
@@ -24,9 +23,9 @@ from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, server_
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.loops import cond, fori_loop, scan
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Method, Predictor, Slots
+from jaxfl.core.traffic import sent_down, sent_up
 from jaxfl.core.training import (
     Fitted,
-    Steps,
     Trained,
     Training,
     descend,

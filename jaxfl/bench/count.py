@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfl.core.training import batches_per_epoch
+from jaxfl.core.batches import batches_per_epoch
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model

@@ -19,9 +19,6 @@ from jax.sharding import PartitionSpec
 from jaxfl.core import flops, loops, tree
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Client, Federation, PerGroup
-from jaxfl.errors import JaxflError
-
-LARGEST_MESSAGE = 2**31 - 1  # scalars that an int32 counts
 
 
 def one_or_all(*names: str) -> Callable[[Callable], Callable[..., Any]]:
@@ -374,48 +371,6 @@ def cohort_rows(federation: Federation, cohort: Cohort) -> PerGroup:
     return per_group(
         lambda group, slots: clients_in(group, slots).size.astype(dtype), federation.groups, cohort.groups
     )
-
-
-@one_or_all("messages")
-def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
-    """The scalars of one message for each client whose answer reaches the server.
-
-    Args:
-      cohort: of the round.
-      messages: per group what one client sends: a tree of arrays or shapes, or a number of scalars.
-
-    Returns:
-      Per group (k_g,) int32.
-
-    Raises:
-      JaxflError: if a message has more scalars than an int32 counts.
-      ValueError: if their number is a float, or the scalars of each client are given, as `Info` takes them.
-    """
-    return per_group(_counts, cohort.groups, messages)
-
-
-@one_or_all("messages")
-def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
-    """The scalars of one message for each client that receives it, as `sent_up` counts them."""
-    return per_group(_counts, cohort.groups, messages)
-
-
-def _counts(slots: Slots, message) -> jax.Array:
-    if isinstance(message, float):
-        raise ValueError(f"a message has a whole number of scalars, not {message}; round it, as by math.ceil")
-    counted = getattr(message, "shape", None) == slots.mask.shape
-    if counted and jnp.issubdtype(message.dtype, jnp.integer):
-        raise ValueError(
-            "these are the scalars of each client already, not a message; give them to Info as they are: "
-            "Info(..., up=class_means.scalars(...))"
-        )
-    scalars = message if isinstance(message, int) else tree.scalars(message)
-    if scalars > LARGEST_MESSAGE:
-        raise JaxflError(
-            f"A message of one client would have {scalars:,} scalars, more than the ledger counts "
-            f"({LARGEST_MESSAGE:,}); choose fewer public images or smaller networks."
-        )
-    return jnp.where(slots.mask, jnp.int32(scalars), 0)
 
 
 def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> Cohort:

@@ -10,7 +10,6 @@ batches.
 
 import functools
 from collections.abc import Callable, Collection
-from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -20,22 +19,20 @@ import optax
 from jaxfl.config.options import client_rate, options, within
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import flops
+from jaxfl.core.batches import (
+    Epochs,
+    Steps,
+    batch_order,
+    batches_per_epoch,
+    batches_per_phase,
+    complete_passes,
+)
 from jaxfl.core.examples import Examples
 from jaxfl.core.streams import FURTHER_PARTS
 from jaxfl.data.federation import Batch
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.norms import needing_two_rows
-
-
-class Steps(NamedTuple):
-    """A number of mini-batches, whatever the number of rows, instead of a number of epochs."""
-
-    number: int
-
-
-# Passes over some rows, whole or a fraction, or a number of mini-batches; () int32 may differ by client.
-Epochs = int | float | Steps | jax.Array
 
 
 @options
@@ -133,59 +130,6 @@ def improve(
     return optax.apply_updates(params, step), opt_state, value, more
 
 
-def batch_order(key, size, capacity: int):
-    """Return the order of a list's rows in one epoch; its first `size` entries are a permutation.
-
-    Args:
-      key: ``fold_in(key of the local phase, epoch)``.
-      size: () int32, number of real rows.
-      capacity: length of the padded list of rows. The order does not depend on it.
-
-    Returns:
-      (capacity,) int32.
-    """
-    bits = jax.random.bits(key, (capacity,), jnp.uint32) >> 1
-    padding = jnp.uint32(2**32 - 1)
-    real = jnp.arange(capacity, dtype=jnp.int32) < size
-    return jnp.argsort(jnp.where(real, bits, padding)).astype(jnp.int32)
-
-
-def batches_per_epoch(size, batch_size: int, skip_single_row: bool):
-    """Return the number of batches in an epoch of `size` rows: ceil(size / batch_size).
-
-    With `skip_single_row` a last batch of a single row is left out, see `fit`.
-    """
-    count = (size + batch_size - 1) // batch_size
-    return count - (size % batch_size == 1).astype(count.dtype) if skip_single_row else count
-
-
-def batches_per_phase(epochs: Epochs, count):
-    """Return the number of mini-batches in a local phase whose epochs have `count` () int32; 0 without rows.
-
-    A fraction of an epoch is rounded up to whole batches.
-    """
-    if isinstance(epochs, Steps):
-        return jnp.where(count > 0, jnp.int32(epochs.number), 0)
-    if isinstance(epochs, jax.Array):
-        if not jnp.issubdtype(epochs.dtype, jnp.integer):
-            raise TypeError(
-                f"epochs that may differ by client must be integers, not {epochs.dtype}; a share of an epoch "
-                "is a Python number, and Steps(n) is a number of mini-batches"
-            )
-        return count * epochs
-    whole, share = divmod(Fraction(epochs).limit_denominator(1000), 1)  # 0.1 is no binary fraction
-    full, rest = jnp.divmod(count, share.denominator)  # count * share.numerator may not fit an int32
-    part = full * share.numerator + (rest * share.numerator + share.denominator - 1) // share.denominator
-    return count * int(whole) + part
-
-
-def _complete_passes(epochs: Epochs) -> int | jax.Array | None:
-    """Return the number of passes; None if the last one may end early: for a fraction or steps."""
-    if isinstance(epochs, jax.Array):
-        return epochs
-    return None if isinstance(epochs, Steps) or epochs % 1 else int(epochs)
-
-
 class Fitted(NamedTuple):
     """Result of `fit`: the carry, the mean loss over all batches (0 if there are none), their number."""
 
@@ -257,7 +201,7 @@ def fit(
     smallest = jnp.stack([part.size for part in parts]).min()
     total = batches_per_phase(epochs, count)
     rows_of_epoch = jnp.minimum(smallest, count * batch_size)
-    complete = _complete_passes(epochs)
+    complete = complete_passes(epochs)
     if complete is None:
         passes, rest = jnp.divmod(total, jnp.maximum(count, 1))
         rows = passes * rows_of_epoch + jnp.minimum(smallest, rest * batch_size)

@@ -1,8 +1,8 @@
 """Partitioners, which share out rows among clients.
 
-A partitioner is a function ``(labels, clients, rng, *, options) -> parts``: from the labels (n,) of the rows
-to share out, it draws for every client its positions (n_i,) in `labels`. All raise `JaxflError` if the data
-cannot be shared out as asked.
+A partitioner is a function ``(labels, clients, rng, *, options) -> parts``: from the labels (n,) int of the
+rows to share out and the number of clients it draws for every client its positions (n_i,) in `labels`. All
+raise `JaxflError` if the data cannot be shared out as asked.
 
 A partitioner with an option `column` gets the values of that column of the data in place of labels, and None
 for the number of clients if the user does not give it.
@@ -21,10 +21,11 @@ from jaxfl.config.setup import PartitionOptions, is_saved
 from jaxfl.data.row_lists import parsed, whole_numbers
 from jaxfl.errors import JaxflError
 
+Rng = np.random.Generator
 MAX_DRAWS = 1000  # of a random partition until every client has enough rows
 
 
-def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+def iid(labels: np.ndarray, clients: int, rng: Rng) -> list[np.ndarray]:
     """Shuffle all rows and deal them evenly (McMahan et al. 2017, arXiv:1602.05629, section 3)."""
     _require_rows(len(labels), clients, 1)
     return np.array_split(rng.permutation(len(labels)), clients)
@@ -33,7 +34,7 @@ def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.n
 def classes(
     labels: np.ndarray,
     clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
     *,
     classes_per_client: int | None = None,
     samples_per_client: int | None = None,
@@ -45,9 +46,6 @@ def classes(
     shuffled order, from the start again once it is used up, so that clients share few rows.
 
     Args:
-      labels: (n,) int, labels of the rows.
-      clients: number of clients.
-      rng: source of randomness.
       classes_per_client: number of different classes on a client; by default 5, or all if there are fewer.
       samples_per_client: number of rows on a client; a remainder goes to its first classes. By default as
         many as there are for everybody without sharing a row.
@@ -86,9 +84,7 @@ def classes(
     return parts
 
 
-def shards(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
-) -> list[np.ndarray]:
+def shards(labels: np.ndarray, clients: int, rng: Rng, *, shards_per_client: int = 2) -> list[np.ndarray]:
     """Sort the rows by label, cut them into disjoint shards and give every client a few.
 
     McMahan et al. 2017 (arXiv:1602.05629, section 3) with every shard cut inside one class, all
@@ -97,9 +93,6 @@ def shards(
     Where there are fewer shards than classes, some classes are not used.
 
     Args:
-      labels: (n,) int, labels of the rows.
-      clients: number of clients.
-      rng: source of randomness.
       shards_per_client: number of shards, hence of classes, on a client.
     """
     present = np.unique(labels)
@@ -123,12 +116,7 @@ def shards(
 
 
 def dirichlet(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float = 0.1,
-    min_samples: int = 10,
+    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.1, min_samples: int = 10
 ) -> list[np.ndarray]:
     """Share out each class in proportions from a symmetric Dirichlet distribution over the clients.
 
@@ -136,9 +124,6 @@ def dirichlet(
     `min_samples` rows.
 
     Args:
-      labels: (n,) int, labels of the rows.
-      clients: number of clients.
-      rng: source of randomness.
       alpha: concentration; the smaller, the fewer clients share a class.
       min_samples: minimum number of rows of a client.
     """
@@ -146,12 +131,7 @@ def dirichlet(
 
 
 def dirichlet_flbench(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float = 0.1,
-    min_samples: int = 10,
+    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.1, min_samples: int = 10
 ) -> list[np.ndarray]:
     """Like `dirichlet`, but a client that holds its even share of all rows gets no further class.
 
@@ -161,9 +141,6 @@ def dirichlet_flbench(
     number of its training rows down, we that of its test rows.
 
     Args:
-      labels: (n,) int, labels of the rows.
-      clients: number of clients.
-      rng: source of randomness.
       alpha: concentration; the smaller, the fewer clients share a class.
       min_samples: minimum number of rows of a client.
     """
@@ -200,12 +177,7 @@ def _dirichlet(labels, clients, rng, alpha, min_samples, full, cut) -> list[np.n
 
 
 def quantity(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    sigma: float = 1.0,
-    min_samples: int = 10,
+    labels: np.ndarray, clients: int, rng: Rng, *, sigma: float = 1.0, min_samples: int = 10
 ) -> list[np.ndarray]:
     """Give the clients different amounts of the same mixture of classes.
 
@@ -214,9 +186,6 @@ def quantity(
     arXiv:1812.06127).
 
     Args:
-      labels: (n,) int, labels of the rows.
-      clients: number of clients.
-      rng: source of randomness.
       sigma: standard deviation of the underlying normal distribution; 0 gives equal amounts.
       min_samples: minimum number of rows of a client.
     """
@@ -233,7 +202,7 @@ def quantity(
 def power_law(
     labels: np.ndarray,
     clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
     *,
     classes_per_client: int = 2,
     base: int = 10,
@@ -254,9 +223,6 @@ def power_law(
     class, or more, keeps only `base` rows of it. No row is given twice, and some are not given.
 
     Args:
-      labels: (n,) int, labels of the rows.
-      clients: N, number of clients.
-      rng: source of randomness.
       classes_per_client: L, number of different classes on a client.
       base: minimum number of rows of each of a client's classes.
       least: minimum number of further rows, besides the log-normal ones. By default 300 as there, where a
@@ -305,21 +271,14 @@ def power_law(
 
 
 def natural(
-    values: np.ndarray,
-    clients: int | None,
-    rng: np.random.Generator,
-    *,
-    column: str = "client",
-    min_samples: int = 10,
+    values: np.ndarray, clients: int | None, rng: Rng, *, column: str = "client", min_samples: int = 10
 ) -> list[np.ndarray]:
     """Make every value of a column of the data a client: each writer, user or device has its own rows.
 
     Clients are numbered in the order of their values.
 
     Args:
-      values: (n,), values of the column.
       clients: number of clients: that many values with enough rows are drawn at random; all of them if None.
-      rng: source of randomness.
       column: column of the data that says whose a row is.
       min_samples: minimum number of rows of a client; values with fewer are left out.
     """
@@ -338,12 +297,7 @@ def natural(
 
 
 def listed(
-    values: np.ndarray,
-    clients: int | None,
-    rng: np.random.Generator,
-    *,
-    file: Path | None = None,
-    column: str = "row",
+    values: np.ndarray, clients: int | None, rng: Rng, *, file: Path | None = None, column: str = "row"
 ) -> list[np.ndarray]:
     """Give every client the rows that a file lists for it, such as those of a partitioner of flwr-datasets.
 
@@ -351,9 +305,7 @@ def listed(
     and so are test rows under --test source, and numbers that no row has.
 
     Args:
-      values: (n,), values of the column.
       clients: number of clients, which must be that of the file; by default the file's.
-      rng: source of randomness.
       file: JSON file with the lists.
       column: column of the data that numbers the rows; by default their place in the data, from 0.
     """

@@ -11,7 +11,8 @@ import numpy as np
 from jaxfl.config import choices
 from jaxfl.core import tree
 from jaxfl.data.sources import kind_of
-from jaxfl.deployed.models import Deployed, Models, Opened
+from jaxfl.deployed.client_model import Deployed
+from jaxfl.deployed.models import Models, Opened
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.config import experiment

@@ -19,7 +19,7 @@ from jaxfl.folder.config import described, restore
 from jaxfl.folder.owner import in_turn, is_owned
 from jaxfl.folder.variant import Variant, provided
 from jaxfl.grid.comparison import Comparison, by_label
-from jaxfl.grid.execute import Watched, execute, require_validation, sentences
+from jaxfl.grid.execute import Watched, execute, require_validation
 from jaxfl.grid.plan import (
     Planned,
     Runs,
@@ -29,6 +29,7 @@ from jaxfl.grid.plan import (
     draw_in_words,
     has_finished,
     plan,
+    sentences,
 )
 from jaxfl.grid.run import continued
 from jaxfl.machine import files

@@ -11,8 +11,8 @@ import contextlib
 import functools
 import itertools
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from jaxfl.errors import JaxflError, without_traceback
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.config import restore
 from jaxfl.folder.owner import owned
-from jaxfl.grid.plan import Planned, Runs, draw_in_words, has_finished, is_shorter, require_own
+from jaxfl.grid.plan import Planned, Runs, has_finished, is_shorter, require_own, sentences
 from jaxfl.results.result import NO_VALIDATION
 from jaxfl.runs.engine_job import fit_to_machine, form_of_state, job_of, most_together
 from jaxfl.runs.init_from import start_from
@@ -121,23 +121,6 @@ def execute(
             prepared()
             errors |= _run_batches(own, setup, data, told, heed, **alone)
     return errors
-
-
-def sentences(planned: Runs, errors: Mapping[Path, JaxflError]) -> list[str]:
-    """Say why runs have not finished: a sentence for each method and reason, with its seeds unless all."""
-    several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
-    number = Counter(entry.variant.label for entry in planned.values())
-    alike = defaultdict(list)  # runs of a label whose sentences differ only in the folders
-    for folder, error in errors.items():
-        label = planned[folder].variant.label
-        sentence = str(error).removeprefix(f"{label}: ")
-        alike[label, sentence.replace(str(folder), "their folders")].append((folder, sentence))
-    found = []
-    for (label, shared), failed in alike.items():
-        draws = "; ".join(draw_in_words(planned[folder], several) for folder, _ in failed)
-        some = f" ({draws})" if len(failed) < number[label] else ""
-        found.append(f"{label}{some}: {shared if len(failed) > 1 else failed[0][1]}")
-    return found
 
 
 def require_validation(option: str, there: bool) -> None:

@@ -1,7 +1,8 @@
 """The runs of a comparison before anything is trained: which there are, and whether their folder fits."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,6 +116,23 @@ def draw_in_words(entry: Planned, several: bool) -> str:
     """Return a run's seed in words, and its partition seed if there are several."""
     partition = f", partition seed {entry.setup.partition.partition_seed}" if several else ""
     return f"seed {entry.setup.run.seed}{partition}"
+
+
+def sentences(planned: Runs, errors: Mapping[Path, JaxflError]) -> list[str]:
+    """Say why runs do not finish: a sentence for each method and reason, with its seeds unless all."""
+    several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
+    number = Counter(entry.variant.label for entry in planned.values())
+    alike = defaultdict(list)  # runs of a label whose sentences differ only in the folders
+    for folder, error in errors.items():
+        label = planned[folder].variant.label
+        sentence = str(error).removeprefix(f"{label}: ")
+        alike[label, sentence.replace(str(folder), "their folders")].append((folder, sentence))
+    found = []
+    for (label, shared), failed in alike.items():
+        draws = "; ".join(draw_in_words(planned[folder], several) for folder, _ in failed)
+        some = f" ({draws})" if len(failed) < number[label] else ""
+        found.append(f"{label}{some}: {shared if len(failed) > 1 else failed[0][1]}")
+    return found
 
 
 def check_distinct(variants: Sequence[Variant]) -> None:

@@ -210,14 +210,14 @@ def _written(study: Study, frame: Frame, folder: Path, pictures: str) -> Table:
     """Write the table of a study's finished runs, and its picture."""
     table = tabulate(study, frame)
     files.write_texts(folder, written(table, "study") | {"runs.csv": as_runs(study, frame)})
-    from jaxfl.results import plot  # here: other commands need not wait for it
+    from jaxfl.results import charts  # here: other commands need not wait for it
 
     if len(study.show) > 1:
         by_measure = tabulate(study._replace(columns=SHOW), frame)
-        draw = partial(plot.draw_panels, by_measure, study.title)
+        draw = partial(charts.draw_panels, by_measure, study.title)
     else:
         shown = without_tuned(study)
-        form = plot.draw_grid if (len(shown.methods), len(shown.axes)) == (1, 2) else plot.draw_table
+        form = charts.draw_grid if (len(shown.methods), len(shown.axes)) == (1, 2) else charts.draw_table
         draw = partial(form, table, study.title, measures_of(study)[0].title)
     files.write_pictures(folder, {f"study.{pictures}": draw})
     return table

@@ -20,9 +20,10 @@ import jax.numpy as jnp
 
 from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import tree
-from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter, sent_down, sent_up
+from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter
 from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
+from jaxfl.core.traffic import sent_down, sent_up
 from jaxfl.core.training import OPTIMIZERS, Training, descend, task_loss
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.mechanisms import ensembles, own_models, public_images

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxfl.core import tree
+from jaxfl.core.batches import Epochs
 from jaxfl.core.client_map import map_clients, one_or_all, per_group
 from jaxfl.core.examples import Examples, own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Cohort, Predictor
-from jaxfl.core.training import Epochs, Training, descend, task_loss
+from jaxfl.core.training import Training, descend, task_loss
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.mechanisms.sharing import predict
 from jaxfl.models.model import Weights

@@ -19,20 +19,20 @@ import jax.numpy as jnp
 from jaxfl.config.options import Unread, options, within
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import tree
+from jaxfl.core.batches import Epochs
 from jaxfl.core.client_map import (
     cohort_rows,
     gather,
     map_and_sum,
     map_clients,
     scatter,
-    sent_down,
-    sent_up,
 )
 from jaxfl.core.examples import own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import Algorithm, Averaged, Info, Predictor
 from jaxfl.core.streams import EXTENSION
-from jaxfl.core.training import Epochs, Trained, Training, descend, task_loss
+from jaxfl.core.traffic import sent_down, sent_up
+from jaxfl.core.training import Trained, Training, descend, task_loss
 from jaxfl.data.federation import Client
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import hooks

@@ -8,7 +8,16 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.models.blocks import AdaptiveMean, ConvBlock, DenseBlock, Linear, Resize
 from jaxfl.models.model import Block, Model
 
+Shape = tuple[int, int, int]  # (H, W, C) of images
 NormName = Literal["batch", "none"]
+USUAL = {  # what options mean in all networks whose docstrings do not say it
+    "width": "factor on the hidden channels and features.",
+    "norm": '"batch" has BatchNorm after the convolutions, "none" has none.',
+    "stem": '"cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper\'s 7x7 one and '
+    "3x3 max pooling, both with stride 2.",
+    "dropout": "probability of dropping a feature, at least 0 and below 1.",
+    "features": "how many the classifier gets; by default the network's own.",
+}
 
 
 def choice(option: str, value: str, known: tuple[str, ...]) -> str:

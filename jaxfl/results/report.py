@@ -38,7 +38,7 @@ def report(
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
         in their folders, `against` is in no row, or the table cannot be written.
     """
-    from jaxfl.results import plot  # here, so that commands without plots do not wait for it
+    from jaxfl.results import curves, drawings  # here, so that commands without plots do not wait for them
 
     frame = read(folders, view.target, view.select)
     check_targets(view.target, task_of_all([run.result for run in frame]))
@@ -49,12 +49,14 @@ def report(
     words, matrices = class_names([*itertools.chain(*results.values())]), _confused(results, view.show)
     texts = written(table, "table") | ({"confusion.csv": confusion_csv(matrices, words)} if matrices else {})
     files.write_texts(out, texts)
-    drawn = {"curves": plot.draw_curves, "loss": plot.draw_loss, "architectures": plot.draw_architectures}
-    drawn |= {
-        "metrics": partial(plot.draw_metrics, shown=view.show, class_names=words),
-        "bytes": plot.draw_bytes,
+    drawn = {
+        "curves": curves.draw_curves,
+        "loss": curves.draw_loss,
+        "architectures": curves.draw_architectures,
+        "metrics": partial(curves.draw_metrics, shown=view.show, class_names=words),
+        "bytes": curves.draw_bytes,
+        "confusion": lambda _: drawings.draw_confusion(matrices, words),
     }
-    drawn["confusion"] = lambda _: plot.draw_confusion(matrices, words)
     files.write_pictures(out, {f"{name}.{pictures}": partial(draw, metrics) for name, draw in drawn.items()})
     return table
 

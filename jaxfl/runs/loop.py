@@ -104,7 +104,8 @@ def proceed(
     Raises:
       Interrupted: if stopped early, after the rounds in progress are saved; see `jaxfl.runs.interrupt`.
     """
-    Thread(target=importlib.import_module, args=["jaxfl.results.plot"]).start()  # while programs are compiled
+    # While programs are compiled.
+    Thread(target=importlib.import_module, args=["jaxfl.results.curves"]).start()
     compilations, seconds = spent
     done = runs[0].done
     ended, outcomes = _train(job, runs, client_devices, seconds, profile), []
@@ -289,17 +290,17 @@ def _conclude(
       since: see `proceed`.
     """
     from jaxfl.data.pictures import draw  # here, so that the first rounds do not wait for it
-    from jaxfl.results import plot
+    from jaxfl.results import curves, drawings
 
     folder, metrics, method = run.folder, run.metrics, run.variant.method
     summary, rows = result(run.config, metrics, compilations), job.federation.rows_per_class()
     words = summary["class_names"]
     pictures = {
         "partition.png": partial(draw, rows, run.config["options"]["partition"], words),
-        "curves.png": partial(plot.draw_curves, {run.variant.label: [metrics]}),
-        "loss.png": partial(plot.draw_loss, {run.variant.label: [metrics]}),
-        "architectures.png": partial(plot.draw_architectures, {run.variant.label: [metrics]}),
-        "findings.png": partial(plot.draw_findings, metrics),
+        "curves.png": partial(curves.draw_curves, {run.variant.label: [metrics]}),
+        "loss.png": partial(curves.draw_loss, {run.variant.label: [metrics]}),
+        "architectures.png": partial(curves.draw_architectures, {run.variant.label: [metrics]}),
+        "findings.png": partial(drawings.draw_findings, metrics),
     }
     if summary["findings"]:
         pictures |= {name: partial(of, summary["findings"]) for name, of in method.pictures.items()}
@@ -308,17 +309,17 @@ def _conclude(
     counts = {group.model.name: own for group, own in zip(job.federation.groups, of_groups, strict=True)}
     if job.programs.algorithm.matrices:
         matrices = store.read_about_clients(folder, "matrices", run.done)
-        pictures["matrices.png"] = partial(plot.draw_matrices, matrices, np.concatenate([*counts.values()]))
+        pictures["matrices.png"] = partial(drawings.draw_matrices, matrices, rows)
     if job.programs.algorithm.embeddings:
         embeddings = store.read_about_clients(folder, "embeddings", run.done)
-        pictures["embeddings.png"] = partial(plot.draw_embeddings, embeddings, counts, words)
+        pictures["embeddings.png"] = partial(drawings.draw_embeddings, embeddings, counts, words)
     if job.federation.links.size:
         named = [group.model.name for group in job.federation.groups for _ in group.id]
-        pictures["topology.png"] = partial(plot.draw_topology, np.asarray(job.federation.links), named)
+        pictures["topology.png"] = partial(drawings.draw_topology, np.asarray(job.federation.links), named)
     texts = {}
     if counts_of_classes := summary["accuracy"].get(CONFUSION):
         tables = {run.variant.label: counts_of_classes}
-        pictures["confusion.png"] = partial(plot.draw_confusion, tables, words)
+        pictures["confusion.png"] = partial(drawings.draw_confusion, tables, words)
         texts["confusion.csv"] = confusion_csv(tables, words)
     files.write_pictures(folder, pictures)
     names = store.read_partition(folder).names

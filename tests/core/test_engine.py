@@ -30,7 +30,7 @@ from methods.cases import CASES
 
 from core.conftest import CLIENTS, CONFIG
 from jaxfl.core import engine, flops, host_state, tree
-from jaxfl.core.client_map import LARGEST_MESSAGE, scatter, sent_up
+from jaxfl.core.client_map import scatter
 from jaxfl.core.cohorts import SPARE, align, all_clients, balance, by_client, draw_cohorts, draw_newcomers
 from jaxfl.core.job import Job, traced
 from jaxfl.core.programs import Program
@@ -38,6 +38,7 @@ from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import Conditions, Report, as_programs
 from jaxfl.core.score import score
 from jaxfl.core.streams import PUBLIC, SERVER, SHARED_BATCHES, streams
+from jaxfl.core.traffic import LARGEST_MESSAGE, sent_up
 from jaxfl.core.window import LISTS, around, on_host, round_on
 from jaxfl.data.federation import federate, set_apart
 from jaxfl.data.shift import Drawn

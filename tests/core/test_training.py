@@ -14,6 +14,7 @@ from scipy import ndimage
 
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation, colour, crop, cutout, flip, rotate
+from jaxfl.core.batches import batch_order, batches_per_phase
 from jaxfl.core.client_map import only_if
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, server_rows
@@ -23,8 +24,6 @@ from jaxfl.core.streams import AUGMENTATION
 from jaxfl.core.training import (
     Steps,
     Training,
-    batch_order,
-    batches_per_phase,
     descend,
     fit,
     local_optimizer,

@@ -19,11 +19,11 @@ import jaxfl
 from jaxfl import Predictor, cli, registry
 from jaxfl.data import pictures
 from jaxfl.deployed import export
-from jaxfl.deployed.models import Deployed, Images
+from jaxfl.deployed.client_model import Deployed, Images
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.models.applied import applied_weights
-from jaxfl.results import plot
+from jaxfl.results import curves
 from jaxfl.results.findings import over_rounds
 
 WORDS = np.array(["$cat", "ant", "bee"])  # of the classes
@@ -346,7 +346,7 @@ def test_words_of_the_data_name_the_classes(run, tmp_path):
     """In the columns of a table and in its picture, on a card and in the metadata of a file."""
     table = jaxfl.report(run.folder, out=tmp_path / "out", show="per-class")
     assert table.titles[1:4] == [f"class {word} %" for word in WORDS]
-    figure = plot.draw_metrics({"fedper": [run.metrics]}, ["per-class"], run.result["class_names"])
+    figure = curves.draw_metrics({"fedper": [run.metrics]}, ["per-class"], run.result["class_names"])
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == [r"\$cat", "ant", "bee"]
     ticks = pictures.draw(np.eye(CLASSES, dtype=int), class_names=WORDS).axes[0].get_yticklabels()
     assert [tick.get_text() for tick in ticks] == [r"\$cat", "ant", "bee"]

@@ -20,9 +20,9 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import owner, several_runs, store
 from jaxfl.grid import study, study_file, study_table
 from jaxfl.results import watch
+from jaxfl.results.charts import draw_grid, draw_panels, draw_table
 from jaxfl.results.frame import by_case
 from jaxfl.results.notes import OTHER_DATA
-from jaxfl.results.plot import draw_grid, draw_panels, draw_table
 from jaxfl.results.table import as_latex
 from jaxfl.runs.interrupt import Interrupted
 from jaxfl.runs.observer import Observer, Terms

@@ -9,7 +9,7 @@ import numpy as np
 from conftest import PUBLIC, SIZES
 from scipy.linalg import block_diag
 
-from jaxfl.core.training import batch_order
+from jaxfl.core.batches import batch_order
 from jaxfl.registry import METHODS
 
 # ---- what a client draws from its key in a round

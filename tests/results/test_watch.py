@@ -23,7 +23,7 @@ import jaxfl
 from jaxfl import cli
 from jaxfl.errors import JaxflError
 from jaxfl.folder.owner import owned
-from jaxfl.results import plot, watch
+from jaxfl.results import curves, watch
 
 ROUNDS = 6
 GROUPS = ("mlp,hidden=3", "mlp,hidden=4")
@@ -322,12 +322,12 @@ def test_curves_against_simulated_time(compared):
         {key: value for key, value in record.items() if key != "simulated_seconds"} for record in records
     ]
     runs = {"timed": [records], "timeless": [timeless]}, {"timeless": [timeless]}
-    figures = [plot.draw_curves(of_runs) for of_runs in runs]
+    figures = [curves.draw_curves(of_runs) for of_runs in runs]
     three, two = ([axes.get_xlabel() for axes in figure.axes] for figure in figures)
     assert two == ["round", "megabytes sent and received"] and three == [*two, "simulated seconds"]
     (line,) = figures[0].axes[2].lines
     assert not figures[0].axes[1].collections  # with one seed there is no band
-    bands = plot.draw_curves({"twice": [records, records]}).axes
+    bands = curves.draw_curves({"twice": [records, records]}).axes
     assert all(len(axes.collections) == 1 for axes in bands)
     clock = np.cumsum([record["simulated_seconds"] for record in records])
     np.testing.assert_allclose(line.get_xdata(), clock[1::2])

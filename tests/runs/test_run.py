@@ -33,9 +33,10 @@ from jaxfl.folder.config import at_own_default, described
 from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparisons
 from jaxfl.grid import execute
+from jaxfl.grid.plan import sentences
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.results import frame, plot
+from jaxfl.results import drawings, frame
 from jaxfl.results.frame import untrained
 from jaxfl.results.notes import OTHER_DATA, OTHER_ROWS, on_code, on_runs, on_untrained
 from jaxfl.results.table import Cell
@@ -623,9 +624,9 @@ def test_a_failure_is_said_once_with_its_seeds():
     lost = {run: JaxflError(f"{run.parent.name}: diverged, see {run}") for run in planned}
     del lost[Path("all/local/seed-1")]
     told = ["fedavg: diverged, see their folders", "local (seed 0; seed 2): diverged, see their folders"]
-    assert execute.sentences(planned, lost) == told
+    assert sentences(planned, lost) == told
     run = Path("all/local/seed-2")
-    assert execute.sentences(planned, {run: lost[run]}) == [f"local (seed 2): diverged, see {run}"]
+    assert sentences(planned, {run: lost[run]}) == [f"local (seed 2): diverged, see {run}"]
 
 
 def test_only_methods_with_a_complete_row_are_compared_against():
@@ -865,9 +866,9 @@ def test_pictures_are_drawn_of_one_and_of_many_clients(drawn, tmp_path, clients)
     counts[20:21] = 0  # who never trains
     links = np.ones((clients, clients), bool)
     pictures = {
-        "topology.png": lambda: plot.draw_topology(links, ["mlp"] * (clients - 1) + ["lenet5"]),
-        "matrices.png": lambda: plot.draw_matrices({"teachers": np.eye(clients)}, counts),
-        "embeddings.png": lambda: plot.draw_embeddings({"mlp": counts[:, :2]}, {"mlp": counts}),
+        "topology.png": lambda: drawings.draw_topology(links, ["mlp"] * (clients - 1) + ["lenet5"]),
+        "matrices.png": lambda: drawings.draw_matrices({"teachers": np.eye(clients)}, counts),
+        "embeddings.png": lambda: drawings.draw_embeddings({"mlp": counts[:, :2]}, {"mlp": counts}),
         "assembled.png": lambda: draw_assembled({"assembled": [*map(network, range(clients))]}),
     }
     files.write_pictures(tmp_path, pictures)

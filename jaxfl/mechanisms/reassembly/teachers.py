@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import tree
-from jaxfl.core.client_map import gather, map_clients, per_group, scatter, sent_up
+from jaxfl.core.client_map import gather, map_clients, per_group, scatter
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info
+from jaxfl.core.traffic import sent_up
 from jaxfl.core.training import descend, forward, mean
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError

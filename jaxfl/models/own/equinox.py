@@ -13,10 +13,11 @@ from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.norms import counted
-from jaxfl.models.own.chain import Network, Path, chain
+from jaxfl.models.own.chain import chain
 from jaxfl.models.own.functions import accepted
 from jaxfl.models.own.intercept import intercepted, layers
 from jaxfl.models.own.modes import modes, require_modes
+from jaxfl.models.own.walk import Network, Path
 
 BATCH = "batch"  # the axis that BatchNorm averages over
 

@@ -13,9 +13,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxfl.config.own_code import in_a_line, line_of
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights, are_tokens, input_dtype
-from jaxfl.models.own.chain import EXAMPLES, Network, Walk, calls, chain, leaves, real_rows
+from jaxfl.models.own.chain import chain
 from jaxfl.models.own.intercept import in_front
 from jaxfl.models.own.modes import NAMES, modes, require_modes
+from jaxfl.models.own.walk import EXAMPLES, Network, Walk, calls, leaves, real_rows
 
 COLLECTIONS = "params", "batch_stats"
 

@@ -14,9 +14,10 @@ from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.norms import counted
-from jaxfl.models.own.chain import Network, chain, real_rows
+from jaxfl.models.own.chain import chain
 from jaxfl.models.own.intercept import intercepted, layers
 from jaxfl.models.own.modes import modes, require_modes
+from jaxfl.models.own.walk import Network, real_rows
 
 
 def from_nnx(

@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model
-from jaxfl.models.own.chain import Section, leaves
+from jaxfl.models.own.chain import Section
+from jaxfl.models.own.walk import leaves
 
 
 def named_arrays(model: Model, *trained: Any) -> dict[str, np.ndarray]:

@@ -1,4 +1,8 @@
-"""The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one."""
+"""The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one.
+
+A factory takes the shape of an example, (H, W, C) of an image, the number of classes, and options. Those that
+most networks have are explained in `jaxfl.models.build.USUAL`. One out of range raises JaxflError.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -7,7 +11,7 @@ from jaxfl.config import choices, options
 from jaxfl.config.options import Described, Option, declared
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.errors import JaxflError
-from jaxfl.models.build import with_features
+from jaxfl.models.build import USUAL, with_features
 from jaxfl.models.model import Model
 from jaxfl.models.shape_check import check, noted, refuse_module
 from jaxfl.models.zoo.alexnet import alexnet
@@ -71,9 +75,8 @@ def options_of(factory: Callable) -> dict[str, Option]:
 
 def described(factory: Callable) -> list[Described]:
     """Return a factory's options as help shows them, and `features`."""
-    every = "how many the classifier gets; by default the network's own."
-    rows = options.described(factory, options_of(factory))
-    return [row._replace(what=every) if (row.name, row.what) == ("features", "") else row for row in rows]
+    rows, usual = options.described(factory, options_of(factory)), USUAL if factory in MODELS.values() else {}
+    return [row._replace(what=row.what or usual.get(row.name, "")) for row in rows]
 
 
 def build(

@@ -1,17 +1,12 @@
 """AlexNet for small images, one of the four networks of MNFL's heterogeneous federation."""
 
 from jaxfl.models.blocks import ConvBlock, DenseBlock
-from jaxfl.models.build import NormName, has_norm, plain_cnn, probability, scaled
+from jaxfl.models.build import NormName, Shape, has_norm, plain_cnn, probability, scaled
 from jaxfl.models.model import Model
 
 
 def alexnet(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "none",
-    dropout: float = 0.5,
+    *, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "none", dropout: float = 0.5
 ) -> Model:
     """Five 3x3 convolutions of 64 to 384 channels, two dense layers of 4096, dropout before each.
 
@@ -19,14 +14,7 @@ def alexnet(
     usual form for 32x32 images: small kernels, stride 2 in the first layer, no response normalisation.
 
     Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "batch" adds BatchNorm after the convolutions.
       dropout: probability of dropping an input of a dense layer, at least 0 and below 1.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch, dropout = has_norm(norm), probability("dropout", dropout)
     convs = [

@@ -6,81 +6,37 @@ from its authors' code.
 """
 
 from jaxfl.models.blocks import ConvBlock, DenseBlock
-from jaxfl.models.build import NormName, has_norm, plain_cnn, probability, scaled
+from jaxfl.models.build import NormName, Shape, has_norm, plain_cnn, probability, scaled
 from jaxfl.models.model import Model
 
 
 def cnn1(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "none",
-    dropout: float = 0.5,
+    *, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "none", dropout: float = 0.5
 ) -> Model:
-    """Two 5x5 convolutions of 10 and 64 channels, a dense layer of 50, dropout before the head.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "batch" adds BatchNorm after the convolutions.
-      dropout: probability of dropping a feature, at least 0 and below 1.
-
-    Raises:
-      JaxflError: if an argument is out of range.
-    """
+    """Two 5x5 convolutions of 10 and 64 channels, a dense layer of 50, dropout before the head."""
     convs = _convs([(5, 0, 2, 10), (5, 0, 2, 64)], width, norm)
     denses = [DenseBlock(scaled(width, 50), dropout=probability("dropout", dropout))]
     return plain_cnn("cnn1", convs, denses, shape=shape, classes=classes)
 
 
 def cnn2(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "none",
-    dropout: float = 0.5,
+    *, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "none", dropout: float = 0.5
 ) -> Model:
-    """Like cnn1, with a third 5x5 convolution of 128 channels.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "batch" adds BatchNorm after the convolutions.
-      dropout: probability of dropping a feature, at least 0 and below 1.
-
-    Raises:
-      JaxflError: if an argument is out of range.
-    """
+    """Like cnn1, with a third 5x5 convolution of 128 channels."""
     convs = _convs([(5, 0, 2, 10), (5, 0, 2, 64), (5, 0, 1, 128)], width, norm)
     denses = [DenseBlock(scaled(width, 50), dropout=probability("dropout", dropout))]
     return plain_cnn("cnn2", convs, denses, shape=shape, classes=classes)
 
 
 def cnn3(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "none",
-    dropout: float = 0.25,
+    *, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "none", dropout: float = 0.25
 ) -> Model:
     """Five 5x5 convolutions of 6 to 128 channels, dense layers of 1024, 128 and 64.
 
     The convolutions pad ("same"): without it, a 32x32 image would be too small for the paper's poolings.
 
     Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "batch" adds BatchNorm after the convolutions.
       dropout: probability of dropping a feature after the first dense layer, at least 0 and below 1.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     layers = [(5, 2, 2, 6), (5, 2, 2, 16), (5, 2, 1, 32), (5, 2, 2, 64), (5, 2, 1, 128)]
     first, *others = (scaled(width, features) for features in (1024, 128, 64))
@@ -90,7 +46,7 @@ def cnn3(
 
 def cnn4(
     *,
-    shape: tuple[int, int, int],
+    shape: Shape,
     classes: int,
     width: float = 1.0,
     norm: NormName = "batch",
@@ -103,15 +59,8 @@ def cnn4(
     code's; the paper prints 5x5 for the first and the fourth.
 
     Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "none" leaves out BatchNorm.
       dropout: probability of dropping a feature after the first dense layer, at least 0 and below 1.
       channel_dropout: probability of dropping a channel after the fourth convolution, at least 0 and below 1.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     layers = [

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.models.blocks import Conv, ConvBlock, Norm, leave_tap
-from jaxfl.models.build import network, scaled
+from jaxfl.models.build import Shape, network, scaled
 from jaxfl.models.conv import axis, mean_pool, spatial_mean, to_images, to_maps
 from jaxfl.models.model import Block, Model
 from jaxfl.models.zoo.stem import ImageNetStem, StemName, first_block
@@ -64,9 +64,7 @@ def _densenet(counts: Sequence[int], growth: int, convolutions: int) -> Callable
     """Return the factory of a network with `counts` layers in its four stages."""
     name = f"densenet{convolutions + 1}"
 
-    def factory(
-        *, shape: tuple[int, int, int], classes: int, width: float = 1.0, stem: StemName = "cifar"
-    ) -> Model:
+    def factory(*, shape: Shape, classes: int, width: float = 1.0, stem: StemName = "cifar") -> Model:
         features, added = scaled(width, 2 * growth), scaled(width, growth)
         # The first layer normalises.
         plain = ConvBlock(features, 3, 1, bias=False, activation=jax.nn.identity)
@@ -87,16 +85,6 @@ def _densenet(counts: Sequence[int], growth: int, convolutions: int) -> Callable
 
     Huang et al. 2017, table 1. Every layer is a block, so that a network can be cut after each of them; its
     output has all channels so far.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      stem: "cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper's 7x7
-        convolution with BatchNorm and 3x3 max pooling, both with stride 2.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     return factory
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import CONVOLVED, DenseBlock, chain, leave_output, uniform
-from jaxfl.models.build import network, scaled
+from jaxfl.models.build import Shape, network, scaled
 from jaxfl.models.conv import along, axis, conv, pooled_along, to_images, to_maps
 from jaxfl.models.model import Block, Model
 
@@ -41,25 +41,13 @@ class SignalBlock(nn.Module):
         return to_images(pooled_along(axis("W"), jnp.maximum, x, 2, 2))
 
 
-def harcnn(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    kernel: int = 9,
-) -> Model:
+def harcnn(*, shape: Shape, classes: int, width: float = 1.0, kernel: int = 9) -> Model:
     """Two convolutions along the steps, of 32 and 64 channels, dense layers of 1024 and 512, a classifier.
 
     The network of PFLlib and HtFLlib for human activity recognition (Zhang et al. 2023, arXiv:2312.04992).
 
     Args:
-      shape: (1, T, C) of windows of T steps of C signals.
-      classes: number of classes.
-      width: factor on the channels and the hidden features.
-      kernel: steps that a convolution sees.
-
-    Raises:
-      JaxflError: if an argument is out of range, or windows are too short for the convolutions.
+      kernel: number of steps that a convolution sees.
     """
     if len(shape) != 3 or shape[0] != 1:
         raise JaxflError(

@@ -1,30 +1,15 @@
 """LeNet as it is used today, one of the four networks of MNFL's heterogeneous federation."""
 
 from jaxfl.models.blocks import ConvBlock, DenseBlock
-from jaxfl.models.build import NormName, has_norm, plain_cnn, scaled
+from jaxfl.models.build import NormName, Shape, has_norm, plain_cnn, scaled
 from jaxfl.models.model import Model
 
 
-def lenet(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "none",
-) -> Model:
+def lenet(*, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "none") -> Model:
     """Two 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 (LeCun et al. 1998).
 
     "Gradient-based learning applied to document recognition", Proceedings of the IEEE 86(11), with
     ReLU and max pooling.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "batch" adds BatchNorm after the convolutions.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     convs = [ConvBlock(scaled(width, c), 5, pool=2, norm=batch, bias=not batch) for c in (6, 16)]

@@ -6,17 +6,12 @@ contrastive cloud-edge model decoupling" (FedCMD).
 
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import ConvBlock, DenseBlock
-from jaxfl.models.build import NormName, has_norm, plain_cnn, scaled
+from jaxfl.models.build import NormName, Shape, has_norm, plain_cnn, scaled
 from jaxfl.models.model import Model
 
 
 def lenet5(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-    depth: int = 3,
+    *, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch", depth: int = 3
 ) -> Model:
     """Two 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 (depth 4: and 64).
 
@@ -25,14 +20,7 @@ def lenet5(
     dense layers fit six channels and two poolings.
 
     Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "none" leaves out the BatchNorm after the convolutions.
       depth: number of dense layers including the classifier: 2, 3 (the main variant) or 4.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     if depth not in (2, 3, 4):
         raise JaxflError(f"depth is {depth}; lenet5 has 2, 3 or 4 dense layers.")

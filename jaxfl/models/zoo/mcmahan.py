@@ -3,13 +3,13 @@
 from typing import Literal
 
 from jaxfl.models.blocks import ConvBlock, DenseBlock
-from jaxfl.models.build import NormName, choice, has_norm, plain_cnn, scaled
+from jaxfl.models.build import NormName, Shape, choice, has_norm, plain_cnn, scaled
 from jaxfl.models.model import Model
 
 
 def mcmahan(
     *,
-    shape: tuple[int, int, int],
+    shape: Shape,
     classes: int,
     width: float = 1.0,
     norm: NormName = "none",
@@ -21,14 +21,7 @@ def mcmahan(
     reproductions on 32x32 images do not ("valid").
 
     Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "batch" adds BatchNorm after the convolutions.
       padding: "auto" is "valid" for images of at least 32x32 and "same" for smaller ones.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     choice("padding", padding, ("auto", "same", "valid"))
     if padding == "auto":

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 
 from jaxfl.models.blocks import Activation, Conv, ConvBlock, DenseBlock, DepthwiseConv, Linear, chain
-from jaxfl.models.build import NormName, has_norm, network, scaled
+from jaxfl.models.build import NormName, Shape, has_norm, network, scaled
 from jaxfl.models.conv import axis, spatial_mean, to_images, to_maps
 from jaxfl.models.model import Block, Model
 
@@ -76,25 +76,10 @@ class SqueezeExcite(nn.Module):
         return x * to_maps(nn.hard_sigmoid(y)[:, None, None])
 
 
-def mobilenet_v1(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-) -> Model:
+def mobilenet_v1(*, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch") -> Model:
     """A stem and 13 depthwise separable convolutions, 32 to 1024 channels (Howard et al. 2017).
 
     arXiv:1704.04861, table 1.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     layers = [
@@ -116,25 +101,10 @@ def mobilenet_v1(
     return network("mobilenet_v1", body, shape=shape, classes=classes)
 
 
-def mobilenet_v2(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-) -> Model:
+def mobilenet_v2(*, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch") -> Model:
     """A stem, 17 inverted residuals of 16 to 320 channels, a 1x1 convolution (Sandler et al. 2018).
 
     arXiv:1801.04381, table 2. A change of width has no shortcut, as in the paper.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     conv = functools.partial(ConvBlock, norm=batch, bias=not batch, activation=nn.relu6)
@@ -161,26 +131,11 @@ def mobilenet_v2(
     return network("mobilenet_v2", body, shape=shape, classes=classes)
 
 
-def mobilenet_v3(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-) -> Model:
+def mobilenet_v3(*, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch") -> Model:
     """V3-Small: a stem, 11 inverted residuals, most with a gate, hard swish (Howard et al. 2019).
 
     arXiv:1905.02244, table 2. The gates have a quarter of the expanded channels, rounded to the next multiple
     of eight, as in the authors' code.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels and features.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch, relu, swish = has_norm(norm), nn.relu, nn.hard_swish
     conv = functools.partial(ConvBlock, norm=batch, bias=not batch, activation=swish)

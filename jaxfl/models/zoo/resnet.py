@@ -3,32 +3,17 @@
 from collections.abc import Callable, Sequence
 
 from jaxfl.models.blocks import BasicBlock, Bottleneck, ConvBlock, ResidualPair
-from jaxfl.models.build import NormName, has_norm, network, scaled
+from jaxfl.models.build import NormName, Shape, has_norm, network, scaled
 from jaxfl.models.conv import spatial_max, spatial_mean
 from jaxfl.models.model import Block, Model
 from jaxfl.models.zoo.stem import ImageNetStem, StemName, first_block
 
 
-def resnet9(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-) -> Model:
+def resnet9(*, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch") -> Model:
     """Four 3x3 convolutions and two residual pairs, global max pooling.
 
     The network of D. Page, "How to train your ResNet" (2018), the fast entry of the DAWNBench
     contest.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
 
@@ -52,12 +37,7 @@ def _resnet(
     """Return the factory of a network with `counts` blocks in its four stages; `what` says which they are."""
 
     def factory(
-        *,
-        shape: tuple[int, int, int],
-        classes: int,
-        width: float = 1.0,
-        norm: NormName = "batch",
-        stem: StemName = "cifar",
+        *, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch", stem: StemName = "cifar"
     ) -> Model:
         batch, features = has_norm(norm), scaled(width, 64)
         small = ConvBlock(features, 3, 1, norm=batch, bias=not batch)
@@ -70,21 +50,7 @@ def _resnet(
                 body.append(Block(f"stage{stage}_{i}", block(features, stride, batch, pool)))
         return network(name, body, shape=shape, classes=classes)
 
-    factory.__doc__ = f"""{what}
-
-    He et al. 2016, arXiv:1512.03385, table 1.
-
-    Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      width: factor on the hidden channels.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-      stem: "cifar" is a 3x3 convolution, usual for 32x32 images; "imagenet" is the paper's 7x7
-        convolution and 3x3 max pooling, both with stride 2.
-
-    Raises:
-      JaxflError: if an argument is out of range.
-    """
+    factory.__doc__ = f"{what}\n\nHe et al. 2016, arXiv:1512.03385, table 1."
     return factory
 
 

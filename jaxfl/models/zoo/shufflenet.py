@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 
 from jaxfl.models.blocks import Conv, ConvBlock, DepthwiseConv, chain
-from jaxfl.models.build import NormName, has_norm, network, scaled
+from jaxfl.models.build import NormName, Shape, has_norm, network, scaled
 from jaxfl.models.conv import axis, halves, interleaved, to_images, to_maps
 from jaxfl.models.model import Block, Model
 
@@ -42,26 +42,14 @@ class ShuffleUnit(nn.Module):
         return to_images(interleaved(passed, chain(self, y, *steps, train=train, mask=mask)))
 
 
-def shufflenet(
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    width: float = 1.0,
-    norm: NormName = "batch",
-) -> Model:
+def shufflenet(*, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch") -> Model:
     """ShuffleNetV2 1x: stages of 4, 8 and 4 shuffle units, 116 to 464 channels (Ma et al. 2018).
 
     arXiv:1807.11164, table 5, for 32x32 images: a stem without stride, pooling and ReLU, as in the code
     of the federated papers that use it.
 
     Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
       width: factor on the hidden channels; the paper's own 0.5x and 2x scale less evenly.
-      norm: "none" leaves out BatchNorm and gives the convolutions a bias.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     batch = has_norm(norm)
     conv = functools.partial(ConvBlock, norm=batch, bias=not batch)

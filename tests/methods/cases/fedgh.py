@@ -7,8 +7,8 @@ from reference import nets
 from reference.class_means import of_client
 from reference.training import cross_entropy, descend, plain_loss
 
+from jaxfl.core.batches import batch_order
 from jaxfl.core.streams import SERVER
-from jaxfl.core.training import batch_order
 from methods import recording
 from methods.cases import NORMALISED, Case, Comparison, fedproto, local_statistics
 from methods.rounds import TRAINING, alike, mlp, run

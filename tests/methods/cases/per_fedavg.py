@@ -10,7 +10,7 @@ from conftest import SIZES, assert_same
 from reference import nets, sharing
 from reference.training import average, descend, plain_loss
 
-from jaxfl.core.training import batch_order
+from jaxfl.core.batches import batch_order
 from methods.cases import CONVOLVING, SMALL, Case, Comparison, fedavg, local_statistics
 from methods.recording import phases
 from methods.rounds import ALWAYS, TRAINING, equal, reported, run

@@ -2,16 +2,10 @@
 
 import numpy as np
 
+from jaxfl.results.charts import draw_grid, draw_table
+from jaxfl.results.curves import draw_architectures, draw_bytes, draw_loss, draw_metrics
+from jaxfl.results.drawings import draw_embeddings
 from jaxfl.results.paired import UNPAIRED
-from jaxfl.results.plot import (
-    draw_architectures,
-    draw_bytes,
-    draw_embeddings,
-    draw_grid,
-    draw_loss,
-    draw_metrics,
-    draw_table,
-)
 from jaxfl.results.table import Cell, Table
 
 
