@@ -12,7 +12,7 @@ from jaxfl.data import text
 from jaxfl.data.sources import Source, from_arrays, stratified_fifth
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
-from jaxfl.tasks import REGRESSION
+from jaxfl.tasks import REGRESSION, meant
 
 SUFFIXES = ".csv", ".parquet"
 OPTIONS = {
@@ -41,8 +41,8 @@ def read_source(name: str, task: str = "auto") -> Source:
     rows.
 
     Args:
-      name: ``path.csv,target=COLUMN``; ``client=COLUMN`` says whose a row is, and is no feature;
-        ``without=A+B`` leaves columns out; ``missing=drop`` leaves out rows with an empty field;
+      name: ``path.csv,target=COLUMN``, or of several targets or labels ``target=A+B``; ``client=COLUMN`` says
+        whose a row is, and is no feature; ``without=A+B`` leaves columns out; ``missing=drop`` leaves out rows with an empty field;
         ``columns=A+B+C`` names the columns of a file without a line of names. A column ``split`` with only
         the words train and test says which rows are for testing. With ``text=A+B`` rows are the first
         ``length=64`` tokens of these columns, joined: words and punctuation marks in lower case, or
@@ -58,11 +58,12 @@ def read_source(name: str, task: str = "auto") -> Source:
     options = choices.convert(path, OPTIONS, given)
     frame = _frame(as_path(path), _listed(options, "columns"))
     left_out, texts = _listed(options, "without"), _listed(options, "text")
-    named = [options[key] for key in ("target", "client") if key in options] + left_out + texts
+    targets, client = _listed(options, "target"), options.get("client")
+    named = [*targets, *([client] if client else []), *left_out, *texts]
     for column in named:
         if column not in frame.columns:
             raise JaxflError(f"{path} has no column {column!r}; {nearest(column, map(str, frame.columns))}")
-    if "target" not in options and not texts:
+    if not targets and not texts:
         raise JaxflError(
             f"{path}: write which column is to be predicted, {path},target=COLUMN; it has "
             f"{', '.join(map(str, frame.columns))}."
@@ -79,22 +80,16 @@ def read_source(name: str, task: str = "auto") -> Source:
         frame = frame[~empty]
     columns = {str(column): _plain(path, str(column), frame[column]) for column in frame.columns}
     joined = [" ".join(map(str, row)) for row in zip(*(columns.pop(column) for column in texts), strict=True)]
-    labels, client = columns.pop(options.get("target", ""), None), options.get("client")
+    labels, numbered = _labels({target: columns.pop(target) for target in targets}, task)
     split = columns.get("split")
     divided = split is not None and bool(np.isin(split, ("train", "test")).all())
     if divided:
         train = columns.pop("split") == "train"
-    elif labels is None:
-        train = ~stratified_fifth(np.zeros(len(frame), int))
     else:
-        train = ~stratified_fifth(_strata(labels, task))
+        train = ~stratified_fifth(_strata(path, labels, numbered["classes"], len(frame), task))
     others = {column: values for column, values in columns.items() if values.dtype.kind in "biuU"}
     if client:
         others["client"] = columns[client]
-    numbered: dict[str, Any] = {"classes": 0}
-    if labels is not None and labels.dtype.kind in "biu" and task != REGRESSION.name:
-        values, labels = np.unique(labels, return_inverse=True)
-        numbered = {"classes": len(values), "class_names": [*map(str, values)]}
     if texts:
         x, numbered["vocabulary"] = _tokens(path, joined, train, options)
     else:
@@ -111,11 +106,25 @@ def _listed(options: dict[str, Any], key: str) -> list[str]:
     return [column for column in options.get(key, "").split("+") if column]
 
 
-def _strata(labels: np.ndarray, task: str) -> np.ndarray:
-    """Return by what a fixed fifth of the rows is set apart: classes, or tenths of a target."""
+def _labels(columns: dict[str, np.ndarray], task: str) -> tuple[np.ndarray | None, dict[str, Any]]:
+    """Return the labels in some columns, None without any, and the number and the names of classes."""
+    if not columns:
+        return None, {"classes": 0}
+    if len(columns) > 1:
+        return np.stack([*columns.values()], 1), {"classes": 0, "class_names": [*columns]}
+    (labels,) = columns.values()
     if labels.dtype.kind == "f" or task == REGRESSION.name:
-        return REGRESSION.strata(REGRESSION.read("", labels, labels, 1)[0])
-    return np.unique(labels, return_inverse=True)[1]
+        return labels, {"classes": 0}
+    values, labels = np.unique(labels, return_inverse=True)
+    return labels, {"classes": len(values), "class_names": [*map(str, values)]}
+
+
+def _strata(path: str, labels: np.ndarray | None, classes: int, rows: int, task: str) -> np.ndarray:
+    """Return by what a fixed fifth of the rows is set apart, see `Task.strata`."""
+    found = meant(path, labels, task)
+    if found.every_token or labels is None:
+        return np.zeros(rows, int)
+    return found.strata(found.read(path, labels, labels, classes)[0])
 
 
 def _tokens(path: str, rows: list[str], train: np.ndarray, options: dict) -> tuple[np.ndarray, int]:
