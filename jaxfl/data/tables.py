@@ -42,12 +42,12 @@ def read_source(name: str, task: str = "auto") -> Source:
 
     Args:
       name: ``path.csv,target=COLUMN``, or of several targets or labels ``target=A+B``; ``client=COLUMN`` says
-        whose a row is, and is no feature; ``without=A+B`` leaves columns out; ``missing=drop`` leaves out rows
-        with an empty field; ``columns=A+B+C`` names the columns of a file without a line of names. A column ``split`` with only
-        the words train and test says which rows are for testing. With ``text=A+B`` rows are the first
-        ``length=64`` tokens of these columns, joined: words and punctuation marks in lower case, or
-        ``tokens=characters``. The vocabulary has the 10,000 most frequent ones of training rows. Without a
-        target, the next token is to be predicted.
+        whose a row is, and is no feature; ``without=A+B`` leaves columns out; ``missing=drop`` leaves out
+        rows with an empty field; ``columns=A+B+C`` names the columns of a file without a line of names. A
+        column ``split`` with only the words train and test says which rows are for testing. With ``text=A+B``
+        rows are the first ``length=64`` tokens of these columns, joined: words and punctuation marks in lower
+        case, or ``tokens=characters``. The vocabulary has the 10,000 most frequent ones of training rows.
+        Without a target, the next token is to be predicted.
       task: see `from_arrays`.
 
     Raises:
