@@ -73,12 +73,7 @@ def _keep(path: Path, source: Source, now: str) -> None:
 
 def _from(name: str, arrays: dict[str, np.ndarray]) -> Source:
     columns = {key.removeprefix(COLUMN): arrays[key] for key in arrays if key.startswith(COLUMN)}
-    return Source(
-        name,
-        *(arrays[key] for key in ("images", "labels", "train")),
-        classes=int(arrays["classes"]),
-        columns=columns,
-        numbers=arrays.get("numbers"),
-        divided=bool(arrays["divided"]),
-        class_names=tuple(map(str, arrays["class_names"])),
-    )
+    fields: dict[str, Any] = {key: arrays[key] for key in Source._fields if key in arrays}
+    fields |= {key: value.item() for key, value in fields.items() if not value.ndim}
+    fields["class_names"] = tuple(map(str, fields["class_names"]))
+    return Source(name, **fields, columns=columns)

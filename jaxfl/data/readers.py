@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.values import as_path
-from jaxfl.data import folder, hf, npz, pfllib, tables, text, tfds
+from jaxfl.data import folder, hf, leaf, npz, pfllib, tables, text, tfds
 from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
@@ -111,6 +111,16 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
         takes=lambda name: name.startswith(pfllib.PREFIX),
         read=_read_pfllib,
         absolute=lambda name: pfllib.PREFIX + _resolved(name.removeprefix(pfllib.PREFIX)),
+    ),
+    Reader(
+        {
+            "leaf:path/to/folder": "LEAF's folder of a data set: its users (a column client), its split; "
+            "with an option: shape=28x28"
+        },
+        takes=lambda name: name.startswith(leaf.PREFIX),
+        read=lambda name, how: leaf.read_source(name, how.task),
+        absolute=leaf.absolute,
+        options=leaf.OPTIONS,
     ),
     Reader(
         {

@@ -33,7 +33,7 @@ def parsed(path: Path) -> Any:
     except OSError as error:
         raise unreadable(path, error) from error
     except (RecursionError, ValueError) as error:
-        raise JaxflError(f"{path} is not JSON ({error}); write lists of rows, see docs/data.md.") from None
+        raise JaxflError(f"{path} is not JSON ({error}); docs/data.md shows what it must hold.") from None
 
 
 def whole_numbers(path: Path, value: Any) -> np.ndarray:

@@ -22,6 +22,7 @@ from jaxfl.tasks.regression import mae, r2
 NOTHING: Any = 0  # the precision of a class that is not predicted, and the recall of one without rows
 PER_CLASS = "per-class"  # not one measure but one for each class
 ONLY = "*"  # in a path the only entry there
+BINS = 15  # of the calibration error, as in the paper
 CONFUSION = "confusion"  # of all clients' rows: a matrix, which has no column
 
 
@@ -97,11 +98,13 @@ class Rows(NamedTuple):
       truth: (m,) int, classes as the data set numbers them.
       logs: (m, C) float64, logarithms of their probabilities; -inf of a class that the client does not know.
       predicted: (m,) int, the most likely classes; -1 for an output that stands for none.
+      confidence: (m,) float64, the probabilities of these outputs.
     """
 
     truth: np.ndarray
     logs: np.ndarray
     predicted: np.ndarray
+    confidence: np.ndarray
 
 
 # ---- definitions; counts are what `jaxfl.tasks.Task.scored` returns, of n clients
@@ -160,6 +163,17 @@ def log_loss(rows: Rows) -> float:
     return float(-np.maximum(own, np.log(np.finfo(float).eps)).mean())
 
 
+def calibration_error(rows: Rows) -> float:
+    """Return the expected calibration error (Guo et al. 2017, eq. 3, arXiv:1706.04599), a share.
+
+    Rows are put into `BINS` bins (b/15, (b+1)/15] by their confidence. It is the mean over bins, weighted by
+    rows, of how far a bin's accuracy is from its mean confidence. Outputs that stand for no class are wrong.
+    """
+    bins = np.ceil(BINS * rows.confidence).astype(int)
+    excess = np.bincount(bins, rows.confidence - (rows.predicted == rows.truth))
+    return float(np.abs(excess).sum() / len(bins))
+
+
 # ---- scores: those of counts are in every record, or as those of rows where `--show` asks for them
 
 
@@ -198,6 +212,7 @@ SCORES_OF = {  # by task
         _score("precision", "macro precision %", rows=precision),
         _score("recall", "macro recall %", rows=recall),
         _score("loss", "test loss", min, rows=log_loss),
+        _score("ece", "calibration error %", min, rows=calibration_error),
         _score("validation-loss", "validation loss", min, rows=log_loss, validates=True),
     ),
     "regression": by_name(

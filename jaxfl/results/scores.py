@@ -103,7 +103,7 @@ def _rows(truth: np.ndarray, relabel: np.ndarray, logs: np.ndarray) -> Rows:
     by_output[relabel[known]] = known
     by_class = np.full((len(truth), len(relabel)), -np.inf)
     by_class[:, known] = logs[:, relabel[known]]
-    return Rows(truth, by_class, by_output[logs.argmax(1)])
+    return Rows(truth, by_class, by_output[logs.argmax(1)], np.exp(logs.max(1)))
 
 
 # ---- of some clients

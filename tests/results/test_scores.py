@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,7 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
         "recall",
         "loss",
         "validation-loss",
+        "ece",
         "confusion",
         "lowest",
         "per-class",
@@ -150,6 +152,7 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
         expected["precision"].append(precision_score(truth, taken_for, average="macro", zero_division=0))
         expected["recall"].append(recall_score(truth, taken_for, average="macro", zero_division=0))
         expected["loss"].append(-np.log(likely[np.arange(len(rows)), truth]).mean())
+        expected["ece"].append(calibration_error(likely.max(1), taken_for == truth))
         of_checked = run.models[client].probabilities(run.source.images[checked]).astype(float)
         truths = run.source.labels[checked]
         expected["validation-loss"].append(-np.log(of_checked[np.arange(len(checked)), truths]).mean())
@@ -179,9 +182,40 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
 
 def test_the_auc_is_of_the_classes_that_a_client_has():
     truth, likely = np.array([0, 2, 2, 0]), np.array([0.5, 0.25, 0.25])[None] * np.arange(1, 5)[:, None] / 4
-    rows = Rows(truth, np.log(likely), truth)
+    rows = Rows(truth, np.log(likely), truth, likely.max(1))
     assert measures.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
     assert np.isnan(measures.auc(rows._replace(truth=np.zeros(4, int))))
+
+
+def calibration_error(confidence, right):
+    """Return the expected calibration error of rows (m,), bin by bin as the paper defines it."""
+    error, ends = 0, np.linspace(0, 1, 16)
+    for low, high in itertools.pairwise(ends):
+        if (inside := (confidence > low) & (confidence <= high)).any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return error
+
+
+def test_the_calibration_error_counts_outputs_without_a_class():
+    """The client knows classes 2 and 0; its output 2 stands for none, and is chosen for some rows."""
+    rng = np.random.default_rng(0)
+    truth, likely = rng.choice([0, 2], 40), rng.dirichlet([0.3] * 3, 40)
+    predicted = np.array([2, 0, -1])[likely.argmax(1)]
+    rows = dict(
+        test_rows=np.arange(40)[None],
+        test_size=[40],
+        validation_rows=np.zeros((1, 0), int),
+        validation_size=[0],
+    )
+    group = SimpleNamespace(id=[0], relabel=[[1, -1, 0]], **rows)
+    here = {"labels": truth, "newcomers": [np.array([False])], "models": [SimpleNamespace(name="mlp")]}
+    federation: Any = SimpleNamespace(groups=[group], task=CLASSES, **here)
+    counts = [np.bincount(which, minlength=3)[None] for which in (truth[truth == predicted], truth, truth)]
+    logs = [(np.log(likely)[None], np.zeros((1, 0, 3)))]
+    found = accuracy([Score(*counts, *np.zeros((3, 1), int))], federation, ["ece"], logs)
+    assert (predicted < 0).any()
+    expected = calibration_error(likely.max(1), predicted == truth)
+    assert found["scores"]["ece"]["per_client"] == [pytest.approx(expected)]
 
 
 def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path):
