@@ -100,8 +100,8 @@ def test_what_follows_the_end_of_a_row_has_no_effect(name, every_token):
         np.testing.assert_allclose(other[:, :2], outputs[0][:, :2], rtol=1e-5, atol=1e-6)
         assert np.abs(other[:, 2:] - outputs[0][:, 2:]).min(1).max() > 1e-4
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
-    turned = long.apply(w.params, w.stats, padded[:, [1, 0, *range(2, 7)]], train=False)[0]
-    assert np.abs(turned[0] - outputs[1][0]).max() > 1e-4
+    turned = short.apply(cut.params, cut.stats, tokens[:, [1, 0, 2, 3]], train=False)[0]
+    assert np.abs(turned[0] - outputs[0][0]).max() > 1e-4
 
 
 def test_gated_recurrent_units_are_those_of_the_paper():
