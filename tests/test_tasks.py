@@ -311,7 +311,7 @@ def test_a_regression_is_kept_reported_and_exported(tmp_path, monkeypatch):
         (
             np.arange(60),
             {"task": "next-token"},
-            r"next-token takes tokens, but examples are \(8, 8, 1\)",
+            "next-token takes tokens, but the data are of shape",
         ),
         (np.ones((60, 2, 2)) / 7, {}, r"labels have shape \(60, 2, 2\), not \(60,\) or \(60, targets\)"),
         (
