@@ -81,4 +81,4 @@ from jaxfl.mechanisms.sharing import (
 )
 from jaxfl.models import hypernetwork, maps
 from jaxfl.models.model import Model, Weights
-from jaxfl.tasks import count_correct
+from jaxfl.tasks.classes import count_correct

@@ -55,7 +55,7 @@ class Signal(NamedTuple):
     """The message that clients exchange, and the loss of learning from it.
 
     Args:
-      encode: ``(task, logits (R, outputs), hyper) -> s_n (R, outputs)``.
+      encode: ``(task, logits (R, outputs), hyper) -> s_n (R, outputs)``; of tokens (R, T, outputs).
       loss: ``(model, t_n, hyper) -> loss`` of learning from a teacher, see `jaxfl.core.training.descend`.
     """
 
@@ -186,7 +186,7 @@ def exchanging(
         clients = federation.participants.sum()
         seen = RoundPredictions(i, share, clients, c, t, jnp.concatenate(after) if resend else s)
         matrix = learn(state.matrix, seen, hyper)
-        prediction = len(rows) * s.shape[-1]
+        prediction = s[0].size
 
         def every(message):
             return (message,) * len(federation.groups)
