@@ -56,6 +56,15 @@ from jaxfl.mechanisms import (
 from jaxfl.mechanisms.each_architecture import each_architecture
 from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, RoundPredictions, Signal, exchanging
 from jaxfl.mechanisms.inner_steps import inner_steps
+from jaxfl.mechanisms.kept_leaves import (
+    body,
+    every_leaf,
+    head,
+    no_leaf,
+    norms,
+    require_plain_head,
+    separate,
+)
 from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
 from jaxfl.mechanisms.server_steps import ServerSteps, server_steps
@@ -67,16 +76,9 @@ from jaxfl.mechanisms.sharing import (
     Memory,
     Participant,
     Phase,
-    body,
-    every_leaf,
     fine_tuning,
-    head,
     local_training,
-    no_leaf,
-    norms,
     predict,
-    require_plain_head,
-    separate,
     sharing,
 )
 from jaxfl.models import hypernetwork, maps

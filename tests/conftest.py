@@ -22,7 +22,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data import kept
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.folder import variant

@@ -24,7 +24,7 @@ import jaxfl
 from jaxfl import tasks
 from jaxfl.core.job import traced
 from jaxfl.core.score import score
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose, needs_of
 from jaxfl.mechanisms import own_models

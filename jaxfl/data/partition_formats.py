@@ -15,8 +15,9 @@ import numpy as np
 
 from jaxfl.data import plain_pickles
 from jaxfl.data.normalisation import Moments
-from jaxfl.data.partition import PARTS, Partition, checksum_of, lacks_class, require_everyone
+from jaxfl.data.partition import PARTS, Partition, lacks_class, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
+from jaxfl.data.saved_partition import checksum_of
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, numbers, of_vectors
 from jaxfl.errors import JaxflError, nearest

@@ -23,7 +23,8 @@ from jaxfl.machine.packages import optional
 from jaxfl.results.findings import over_rounds
 from jaxfl.results.result import best
 from jaxfl.runs.log import scalars
-from jaxfl.runs.prepare import draw_shift, recorded_moments, same_source
+from jaxfl.runs.prepare import draw_shift, same_source
+from jaxfl.runs.recorded_data import recorded_moments
 from jaxfl.tasks import task_of
 
 if TYPE_CHECKING:

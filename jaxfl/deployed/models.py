@@ -21,7 +21,8 @@ from jaxfl.folder.records import Config, Round
 from jaxfl.folder.variant import Variant
 from jaxfl.runs.engine_job import at_rest, saved_state
 from jaxfl.runs.observer import ONLY_WARNINGS
-from jaxfl.runs.prepare import images_of, prepare, prepare_without_data, recorded_moments
+from jaxfl.runs.prepare import prepare, prepare_without_data
+from jaxfl.runs.recorded_data import images_of, recorded_moments
 
 
 class Opened(NamedTuple):
@@ -148,7 +149,7 @@ def opened(
             made = prepare(setup.replace(devices=1), folder)
         except JaxflError as error:
             raise JaxflError(f"Models of {variant.label} need the data set: {error}") from error
-        federation, described = made.federation, images_of(made)
+        federation, described = made.federation, images_of(made.source, made.federation)
     else:
         described = config["data"]
         federation = prepare_without_data(setup, described, partition, folder)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.config.setup import Setup
-from jaxfl.data import partition as partitions
-from jaxfl.data import partition_formats
+from jaxfl.data import partition_formats, saved_partition
 from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import Drawn, seen
@@ -46,7 +45,7 @@ def save_partition(
     from jaxfl.data.pictures import draw, draw_seen  # here, so that commands without plots do not wait for it
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
-    partitions.save(partition, source, folder / store.PARTITION)
+    saved_partition.save(partition, source, folder / store.PARTITION)
     normalise = setup.data.normalise
     counts, names = partition.counts(source.labels), source.class_names
     pictures: dict[str, Any] = {"partition.png": lambda: draw(counts, title, names)}

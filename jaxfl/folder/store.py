@@ -35,8 +35,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxfl.data import npz
-from jaxfl.data import partition as partitions
+from jaxfl.data import npz, saved_partition
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
@@ -125,7 +124,7 @@ def begin(
     with replacing(folder / CONFIG) as file:  # in place last, which makes the folder a run
         file.write(as_json(config))
         keep_code(folder, 1, config["code"])
-        partitions.save(partition, source, folder / PARTITION)
+        saved_partition.save(partition, source, folder / PARTITION)
         if links.size:
             from jaxfl.data import (
                 graphs as topology,  # here, so that runs without links do not wait for networkx
@@ -330,7 +329,7 @@ def read_about_clients(folder: Path, kind: str, rounds: int | None = None) -> di
 @reads
 def read_partition(folder: Path) -> Partition:
     """Read a run's partition without its data."""
-    return partitions.read(folder / PARTITION)
+    return saved_partition.read(folder / PARTITION)
 
 
 @reads

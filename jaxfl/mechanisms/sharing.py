@@ -20,12 +20,7 @@ from jaxfl.config.options import Unread, options, within
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.core import tree
 from jaxfl.core.batches import Epochs
-from jaxfl.core.client_map import (
-    cohort_rows,
-    gather,
-    map_clients,
-    scatter,
-)
+from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter
 from jaxfl.core.examples import own_rows
 from jaxfl.core.initial_weights import each_client, initial_weights
 from jaxfl.core.protocol import WIRE, Algorithm, Averaged, Cohort, Info, Predictor, Slots
@@ -37,6 +32,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import hooks, wire
 from jaxfl.mechanisms.each_architecture import each_architecture
 from jaxfl.mechanisms.hooks import expect
+from jaxfl.mechanisms.kept_leaves import Keep, no_leaf, separate
 from jaxfl.models.model import Model, Weights
 
 
@@ -48,7 +44,6 @@ class Phase(NamedTuple):
 
 
 Phases = Callable[[Model], tuple[Phase, ...]]  # the phases of local training, in order
-Keep = Callable[[Model], Callable[[tuple[str, ...]], bool]]  # whether a leaf stays on its client, by its path
 
 
 class Participant(NamedTuple):
@@ -261,63 +256,6 @@ def fine_tuning(config: FineTuning) -> Train | None:
         return (Phase(model.head.names if config.ft_part == "head" else None, epochs),)
 
     return local_training(config, phases=phases)
-
-
-def no_leaf(model: Model) -> Callable:
-    """Keep nothing: all is shared."""
-    return lambda path: False
-
-
-def every_leaf(model: Model) -> Callable:
-    """Keep all: nothing is shared."""
-    return lambda path: True
-
-
-def head(model: Model) -> Callable:
-    """Keep the head."""
-    return lambda path: path[1] in model.head.names
-
-
-def require_plain_head(model: Model) -> None:
-    """Refuse a classifier with BatchNorm, for a method that applies the classifier separately.
-
-    Raises:
-      JaxflError: naming its block.
-    """
-    (name,) = model.head.names
-    if jax.tree.leaves(model.form.stats.get(name)):
-        raise JaxflError(
-            f"The method applies the classifier separately, but {model.name} has BatchNorm in its last block "
-            f"{name!r}; make that a linear layer."
-        )
-
-
-def body(model: Model) -> Callable:
-    """Keep the extractor."""
-    return lambda path: path[1] in model.body.names
-
-
-def norms(model: Model) -> Callable:
-    """Keep normalisation layers: those with statistics, or with only vectors as parameters (LayerNorm)."""
-    weights = model.form
-    axes = {}  # of a layer's parameters
-    for path, leaf in tree.by_path(weights.params).items():
-        axes.setdefault(path[:-1], set()).add(leaf.ndim)
-    layers = {path[:-1] for path in tree.by_path(weights.stats)}
-    layers |= {layer for layer, found in axes.items() if found == {1}}
-    return lambda path: path[1:-1] in layers
-
-
-def separate(weights: Weights, keep: Callable, bn_stats: str) -> tuple[Weights, Weights]:
-    """Return (kept, shared) leaves, each with None in the other's places.
-
-    Args:
-      weights: weights of a model.
-      keep: whether a leaf stays, by its path ``("params" or "stats", block, ..., leaf)``. BatchNorm's running
-        statistics are kept or shared as their layer is.
-      bn_stats: "local" keeps all running statistics.
-    """
-    return tree.split(weights, lambda path: keep(path) or (path[0] == "stats" and bn_stats == "local"))
 
 
 def predict(model, shared, own, x):

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.folder.records import Accuracy, OfCohort
-from jaxfl.results.measures import CONFUSION, SCORES_OF, Rows
+from jaxfl.results.definitions import Rows
+from jaxfl.results.measures import CONFUSION, SCORES_OF
 from jaxfl.tasks import CLASSES, Task
 
 

@@ -17,7 +17,8 @@ from jaxfl.machine.processes import agree
 from jaxfl.runs.engine_job import saved_state
 from jaxfl.runs.init_from import initial_arrays
 from jaxfl.runs.loop import Run
-from jaxfl.runs.prepare import Data, images_of
+from jaxfl.runs.prepare import Data
+from jaxfl.runs.recorded_data import images_of
 
 
 def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:
@@ -44,7 +45,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
             for model, count in data.models
         ],
-        "data": images_of(data),
+        "data": images_of(data.source, data.federation),
         "starts": list(data.starts),
         "environment": environment() | {"folder": str(folder.resolve())},
         "code": now,

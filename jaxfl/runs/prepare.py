@@ -4,7 +4,6 @@ source -> partition -> links -> models -> Federation
 """
 
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,9 +23,10 @@ from jaxfl.core.cohorts import draw_newcomers
 from jaxfl.core.window import on_host
 from jaxfl.data import generators as streams
 from jaxfl.data import partition as partitions
-from jaxfl.data import partition_formats, shift
-from jaxfl.data.federation import Federation, PerGroup, federate, set_apart, without_data
-from jaxfl.data.normalisation import Moments, training_moments
+from jaxfl.data import partition_formats, saved_partition, shift
+from jaxfl.data.federate import federate, set_apart, without_data
+from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, rule_of_test
 from jaxfl.data.public import Public, adapt
@@ -41,6 +41,7 @@ from jaxfl.mechanisms.wire import wire_of
 from jaxfl.models.model import Model
 from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
+from jaxfl.runs.recorded_data import recorded_moments, require_same_images
 from jaxfl.tasks import task_of
 
 CLIENTS = 20  # default number
@@ -83,7 +84,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     partition = divide(setup, source, saved and saved / store.PARTITION)
     then = store.read_config(saved)["data"] if saved else None
     if saved and then:
-        _require_same_images(saved, then, source)
+        require_same_images(saved, then, source)
     links = link(setup, len(partition.train), saved)
     shape = source.images.shape[1:]
     models = build_models(setup, shape, partition, source.task, source.vocabulary)
@@ -115,55 +116,8 @@ def same_source(setup: Setup, run: Path) -> Source:
     """
     source = load_source(setup)
     _saved(run / store.PARTITION, source)
-    _require_same_images(run, store.read_config(run)["data"], source)
+    require_same_images(run, store.read_config(run)["data"], source)
     return source
-
-
-def _require_same_images(run: Path, then: DataSet, source: Source) -> None:
-    """Refuse images of another shape, with other values or in another order than `images_of` a run says.
-
-    Of a run begun before there were checksums only the shape is known.
-    """
-    shape, now = list(source.images.shape[1:]), _checksum(source.images)
-    if then["shape"] != shape or then.get("checksum", now) != now:
-        raise JaxflError(
-            f"{run} was computed on other images than {source.name} has now, or on the same in another "
-            "order; restore those, or start a new run."
-        )
-
-
-def _checksum(images: np.ndarray) -> str:
-    """Return a checksum by which images and their order are known again."""
-    return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
-
-
-def recorded_moments(images: DataSet) -> Moments:
-    """Return the moments by which a run normalises its images, as `images_of` describes them."""
-    of_each = len(images["mean"]) == np.prod(images["shape"])  # value on its own, not of each channel
-    shape = (1, *images["shape"]) if of_each else (1, 1, 1, -1)
-    mean, std = (np.reshape(images[name], shape) for name in ("mean", "std"))
-    target = images.get("target")
-    return Moments(mean, std, target and (np.array(target["mean"]), np.array(target["std"])))
-
-
-def images_of(data: Data) -> DataSet:
-    """Describe a run's images for its configuration, so that predictions need no data set."""
-    images, federation = data.source.images, data.federation
-    found: DataSet = {
-        "shape": list(images.shape[1:]),
-        "dtype": str(images.dtype),
-        "mean": np.ravel(federation.mean).tolist(),
-        "std": np.ravel(federation.std).tolist(),
-        "public": len(federation.public),
-        "class_names": list(data.source.class_names),
-        "checksum": _checksum(images),
-        "task": federation.task.name,
-        "vocabulary": data.source.vocabulary,
-    }
-    if federation.target:
-        mean, std = (np.asarray(array).tolist() for array in federation.target)
-        found["target"] = {"mean": mean, "std": std}
-    return found
 
 
 def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, begun: Path) -> Federation:
@@ -353,7 +307,7 @@ def divide(setup: Setup, source: Source, saved: Path | None = None) -> Partition
 
 def _saved(path: Path, source: Source) -> Partition:
     """Read a partition from a file in jaxfl's own format, JSON or FL-bench's."""
-    read = partitions.load if path.suffix == ".npz" else partition_formats.read
+    read = saved_partition.load if path.suffix == ".npz" else partition_formats.read
     return on_first_process(read)(path, source)
 
 

@@ -15,7 +15,8 @@ from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Slots
 from jaxfl.core.protocol_check import check
 from jaxfl.core.schedule import is_options
-from jaxfl.data.federation import Federation, federate
+from jaxfl.data.federate import federate
+from jaxfl.data.federation import Federation
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.folder.variant import Variant

@@ -21,7 +21,7 @@ from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose
 from jaxfl.models import zoo

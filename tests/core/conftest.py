@@ -5,7 +5,7 @@ import pytest
 from conftest import CLASSES, SHAPE, tiny_partition, tiny_source
 
 from jaxfl.core.rounds import as_programs
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 

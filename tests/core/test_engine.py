@@ -40,7 +40,7 @@ from jaxfl.core.score import score
 from jaxfl.core.streams import PUBLIC, SERVER, SHARED_BATCHES, streams
 from jaxfl.core.traffic import LARGEST_MESSAGE, sent_up
 from jaxfl.core.window import LISTS, around, on_host, round_on
-from jaxfl.data.federation import federate, set_apart
+from jaxfl.data.federate import federate, set_apart
 from jaxfl.data.shift import Drawn
 from jaxfl.errors import JaxflError
 from jaxfl.machine.clock import Deadline, Device

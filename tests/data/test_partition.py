@@ -13,8 +13,8 @@ from PIL import Image
 
 from jaxfl.config.options import described, explained
 from jaxfl.config.setup import PartitionOptions, is_edges, is_saved
-from jaxfl.data import partition, partition_formats
-from jaxfl.data.federation import federate
+from jaxfl.data import partition, partition_formats, saved_partition
+from jaxfl.data.federate import federate
 from jaxfl.data.generators import TEST as TEST_STREAM
 from jaxfl.data.generators import generator
 from jaxfl.data.partition import divide
@@ -585,8 +585,8 @@ def test_impossible_divisions_are_refused(case):
 @pytest.mark.parametrize("name", sorted(PARTITIONS.keys() - {"listed"}))
 def test_a_saved_partition_comes_back_unchanged(tmp_path, name):
     saved = divided(name, labels="independent", validation_fraction=0.1)
-    partition.save(saved, SOURCE, tmp_path / "mine.part")
-    loaded = partition.load(tmp_path / "mine.part", SOURCE)
+    saved_partition.save(saved, SOURCE, tmp_path / "mine.part")
+    loaded = saved_partition.load(tmp_path / "mine.part", SOURCE)
     assert flat(loaded) == flat(saved) and loaded.outputs == saved.outputs
     assert type(loaded) is type(saved) and loaded.relabel.dtype == np.int32
 
@@ -597,8 +597,8 @@ def test_natural_clients_keep_their_names(tmp_path):
     named = partition.divide(SOURCE, by_column, None, 0, test="own", by=whose)
     assert named.names == ("al", "bo", "zoe")
     assert all((whose[rows] == name).all() for rows, name in zip(named.train, named.names, strict=True))
-    partition.save(named, SOURCE, tmp_path / "named.npz")
-    assert partition.load(tmp_path / "named.npz", SOURCE).names == named.names
+    saved_partition.save(named, SOURCE, tmp_path / "named.npz")
+    assert saved_partition.load(tmp_path / "named.npz", SOURCE).names == named.names
     mixed = partition.divide(SOURCE, iid, 3, 0, test="own", by=whose)
     assert mixed.names == ()
 
@@ -650,9 +650,9 @@ def test_users_held_out_whole_never_train(tmp_path):
     (group,) = federate(source._replace(images=images), found, [(model, 12)]).groups
     assert np.flatnonzero(group.newcomer).tolist() == [10, 11]
     npz, rows = tmp_path / "users.npz", tmp_path / "users.json"
-    partition.save(found, source, npz)
+    saved_partition.save(found, source, npz)
     partition_formats.write_json(rows, found, source)
-    for again in partition.load(npz, source), partition_formats.read(rows, source):
+    for again in saved_partition.load(npz, source), partition_formats.read(rows, source):
         assert flat(again) == flat(found) and again.names == found.names
 
 
@@ -669,7 +669,7 @@ def test_where_test_rows_come_from_depends_only_on_options():
 
 def test_a_partition_of_other_data_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
-    partition.save(divided("iid"), SOURCE, path)
+    saved_partition.save(divided("iid"), SOURCE, path)
     swapped = SOURCE.labels.copy()
     swapped[[0, -1]] = swapped[[-1, 0]]
     for other, sentence in [
@@ -678,12 +678,12 @@ def test_a_partition_of_other_data_is_refused(tmp_path):
         (SOURCE._replace(labels=swapped), "other labels"),
     ]:
         with pytest.raises(JaxflError, match=f"does not fit toy: it is for {sentence}"):
-            partition.load(path, other)
+            saved_partition.load(path, other)
 
 
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "mine.npz"
-    partition.save(divided("iid"), SOURCE, path)
+    saved_partition.save(divided("iid"), SOURCE, path)
     good = dict(np.load(path))
     for damage in [
         {"train": good["train"][1:]},
@@ -700,19 +700,19 @@ def test_damaged_files_are_refused(tmp_path):
     ]:
         np.savez(path, **good | damage)
         with pytest.raises(JaxflError, match="not a partition that jaxfl saved"):
-            partition.load(path, SOURCE)
+            saved_partition.load(path, SOURCE)
     np.savez(path, train=good["train"])
     with pytest.raises(JaxflError, match="lacks validation, test"):
-        partition.load(path, SOURCE)
+        saved_partition.load(path, SOURCE)
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(JaxflError, match="is damaged"):
-        partition.load(path, SOURCE)
+        saved_partition.load(path, SOURCE)
 
 
 def test_files_that_cannot_be_written_are_refused(tmp_path):
     parts, path = divided("iid"), tmp_path / "nowhere" / "mine"
     with pytest.raises(JaxflError, match="cannot be written"):
-        partition.save(parts, SOURCE, path)
+        saved_partition.save(parts, SOURCE, path)
 
 
 # --- the picture

@@ -8,7 +8,7 @@ import pytest
 from conftest import SIZES, tiny_models, tiny_partition, tiny_source
 
 import jaxfl
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.data.shift import SHIFTS, Drawn, require, seen
 from jaxfl.errors import JaxflError
 

@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 
 import jaxfl
 from jaxfl.data import folder, kept
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.data.normalisation import moments, training_moments
 from jaxfl.data.public import Public
 from jaxfl.data.readers import absolute, load

@@ -22,7 +22,7 @@ from jaxfl.config.values import alternatives, entry_type, text
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort
 from jaxfl.data import partition as partitions
-from jaxfl.data import readers, sources
+from jaxfl.data import readers, saved_partition, sources
 from jaxfl.data.partition import Partition
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
@@ -328,7 +328,7 @@ def test_partitions_with_random_arrays_fit_or_are_refused(begun, dataset, tmp_pa
         changed = saved | {name: change(saved[name]) for name, change in changes.items()}
         np.savez(tmp_path / "fuzz.npz", **changed)
         try:
-            loaded = partitions.load(tmp_path / "fuzz.npz", source)
+            loaded = saved_partition.load(tmp_path / "fuzz.npz", source)
         except JaxflError:
             return False
         assert_fits(loaded, source)
@@ -409,7 +409,7 @@ def test_methods_train_on_random_partitions(tmp_path_factory, method, data):
     np.savez(folder / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
     saved = Partition(train, none, test, relabel, 3)
     assert_fits(saved, source)
-    partitions.save(saved, readers.load(str(folder / "tiny.npz")), folder / "mine.npz")
+    saved_partition.save(saved, readers.load(str(folder / "tiny.npz")), folder / "mine.npz")
     run = jaxfl.run(
         short(method),
         run_dir=folder / "run",

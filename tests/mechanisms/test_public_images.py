@@ -10,8 +10,8 @@ from conftest import CLASSES, PUBLIC, SHAPE, SIZES, tiny_models, tiny_partition,
 
 from jaxfl.config.setup import Setup
 from jaxfl.core.examples import visiting
-from jaxfl.data import partition
-from jaxfl.data.federation import federate
+from jaxfl.data import partition, saved_partition
+from jaxfl.data.federate import federate
 from jaxfl.data.partitioners import PARTITIONS, TEST
 from jaxfl.data.public import Public, adapt
 from jaxfl.data.sources import Source
@@ -178,8 +178,8 @@ def test_held_out_images_belong_to_no_client_and_come_from_every_class(name, tmp
     rows = np.concatenate([*held_out.train, *held_out.validation, *held_out.test])
     assert not set(held_out.public) & set(rows) and len(set(held_out.public)) == expected.sum()
 
-    partition.save(held_out, SOURCE, tmp_path / "mine.npz")
-    loaded = partition.load(tmp_path / "mine.npz", SOURCE)
+    saved_partition.save(held_out, SOURCE, tmp_path / "mine.npz")
+    loaded = saved_partition.load(tmp_path / "mine.npz", SOURCE)
     assert loaded.public.dtype == np.int32 and loaded.public.tolist() == held_out.public.tolist()
     saved = {"partition": str(tmp_path / "mine.npz"), "clients": 4}
     assert len(divide(Setup.of(**saved), SOURCE).public) == expected.sum()

@@ -14,7 +14,8 @@ from jaxfl.core.cohorts import all_clients
 from jaxfl.core.job import traced
 from jaxfl.core.training import Trained, Training, forward, mean
 from jaxfl.mechanisms import sharing
-from jaxfl.mechanisms.sharing import Phase, body, every_leaf, head, local_training, no_leaf, norms, separate
+from jaxfl.mechanisms.kept_leaves import body, every_leaf, head, no_leaf, norms, separate
+from jaxfl.mechanisms.sharing import Phase, local_training
 from jaxfl.models import zoo
 from jaxfl.models.model import Weights
 

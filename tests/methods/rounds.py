@@ -23,7 +23,7 @@ from conftest import (
 from jaxfl.core import flops
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 

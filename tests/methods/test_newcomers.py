@@ -9,7 +9,7 @@ from conftest import SIZES, assert_same, long, tiny_partition, tiny_source
 
 from jaxfl.core.cohorts import in_parts
 from jaxfl.core.engine import newcomers_in_places
-from jaxfl.data.federation import federate, set_apart
+from jaxfl.data.federate import federate, set_apart
 from jaxfl.data.normalisation import training_moments
 from jaxfl.registry import METHODS
 from methods.rounds import TRAINING, initial, mlp, one_round, run

@@ -36,7 +36,8 @@ from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.score import score_functions
 from jaxfl.data.colour import with_hue
-from jaxfl.data.federation import Batch, federate
+from jaxfl.data.federate import federate
+from jaxfl.data.federation import Batch
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import reassembly
 from jaxfl.mechanisms.reassembly import assembly, server, stitching, teachers, tuning

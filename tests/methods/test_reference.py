@@ -20,7 +20,7 @@ from jaxfl.core.client_map import everyone, per_group
 from jaxfl.core.cohorts import draw_cohorts
 from jaxfl.core.initial_weights import initial_weights
 from jaxfl.core.protocol import Cohort, Info, Slots
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.machine.placement import mesh_of
 from jaxfl.registry import METHODS
 from jaxfl.tasks import CLASSES, REGRESSION

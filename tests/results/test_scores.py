@@ -22,7 +22,7 @@ from sklearn.metrics import (
 
 import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
-from jaxfl.data.federation import federate, set_apart
+from jaxfl.data.federate import federate, set_apart
 from jaxfl.errors import JaxflError
 from jaxfl.fl import Method, Training, local_training, task_loss
 from jaxfl.folder import store
@@ -30,9 +30,10 @@ from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
-from jaxfl.results import measures
+from jaxfl.results import definitions
 from jaxfl.results.clients import as_csv
-from jaxfl.results.measures import SCORES, Rows
+from jaxfl.results.definitions import Rows
+from jaxfl.results.measures import SCORES
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
 from jaxfl.results.scores import accuracy, cohort_accuracy, teacher_accuracy
@@ -183,8 +184,8 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
 def test_the_auc_is_of_the_classes_that_a_client_has():
     truth, likely = np.array([0, 2, 2, 0]), np.array([0.5, 0.25, 0.25])[None] * np.arange(1, 5)[:, None] / 4
     rows = Rows(truth, np.log(likely), truth, likely.max(1))
-    assert measures.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
-    assert np.isnan(measures.auc(rows._replace(truth=np.zeros(4, int))))
+    assert definitions.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
+    assert np.isnan(definitions.auc(rows._replace(truth=np.zeros(4, int))))
 
 
 def calibration_error(confidence, right):
@@ -208,7 +209,7 @@ def test_the_calibration_error_counts_outputs_without_a_class():
         validation_size=[0],
     )
     group = SimpleNamespace(id=[0], relabel=[[1, -1, 0]], **rows)
-    here = {"labels": truth, "newcomers": [np.array([False])], "models": [SimpleNamespace(name="mlp")]}
+    here = {"labels": truth, "counted": np.array([True]), "models": [SimpleNamespace(name="mlp")]}
     federation: Any = SimpleNamespace(groups=[group], task=CLASSES, **here)
     counts = [np.bincount(which, minlength=3)[None] for which in (truth[truth == predicted], truth, truth)]
     logs = [(np.log(likely)[None], np.zeros((1, 0, 3)))]
@@ -356,7 +357,8 @@ def test_numbers_over_clients_leave_out_newcomers():
     validated = np.where(np.arange(11) % 2, 3, 0)  # half of the clients have no validation rows
     groups = [SimpleNamespace(id=np.arange(11) + 11 * g) for g in range(2)]
     models = [SimpleNamespace(name=name) for name in ("narrow", "wide")]
-    federation: Any = SimpleNamespace(groups=groups, models=models, newcomers=[newcomer] * 2, task=CLASSES)
+    counted = np.tile(~newcomer, 2)
+    federation: Any = SimpleNamespace(groups=groups, models=models, counted=counted, task=CLASSES)
     rows = np.full((11, 1), 40)
     scores = [
         Score(of_group, rows, rows, validated + newcomer, 4 * (validated > 0) + 4 * newcomer, newcomer)

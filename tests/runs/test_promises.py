@@ -24,7 +24,7 @@ from jaxfl.fl import (
     tree,
 )
 from jaxfl.folder.variant import choose
-from jaxfl.mechanisms.sharing import no_leaf
+from jaxfl.mechanisms.kept_leaves import no_leaf
 from jaxfl.registry import METHODS
 from jaxfl.runs import promises, trial
 

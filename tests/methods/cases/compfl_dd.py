@@ -16,7 +16,7 @@ from reference.sharing import divide
 from reference.training import descend
 
 from jaxfl.algorithms.experts.compfl_client import runnable
-from jaxfl.data.federation import set_apart
+from jaxfl.data.federate import set_apart
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.cases.compfl import SMALLEST, adapt, by_size, draws_before_use, objective, soft_labels
 from methods.recording import by_client, by_group, orders

@@ -9,7 +9,7 @@ from reference import nets, own_models
 from reference.training import cross_entropy, descend, log_softmax, plain_loss, softmax
 
 from jaxfl.algorithms.public_images.fccl import standardised as of_jaxfl
-from jaxfl.data.federation import set_apart
+from jaxfl.data.federate import set_apart
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics, mnfl
 from methods.recording import epochs_of, orders

@@ -6,7 +6,7 @@ from conftest import SIZES, assert_same, tiny_cnn
 from reference import nets
 from reference.training import average, descend, plain_loss
 
-from jaxfl.data.federation import set_apart
+from jaxfl.data.federate import set_apart
 from methods import recording
 from methods.cases import SMALL, Case, Comparison, local_statistics
 from methods.cases.fedbn import stays

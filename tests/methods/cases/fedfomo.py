@@ -10,7 +10,7 @@ from reference import nets
 from reference.own_models import sent
 from reference.training import cross_entropy, descend, plain_loss
 
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from methods import recording
 from methods.cases import NORMALISED, SMALL, Case, Comparison, local_statistics
 from methods.recording import by_client, phases

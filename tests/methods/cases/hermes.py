@@ -13,7 +13,7 @@ from reference.training import descend, plain_loss
 
 from jaxfl.algorithms.shared_entries import hermes_pruning as pruning
 from jaxfl.algorithms.shared_entries.hermes import summary
-from jaxfl.data.federation import federate
+from jaxfl.data.federate import federate
 from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import network, plain_cnn

@@ -1,0 +1,68 @@
+"""Which leaves of a model never leave its client, by their paths ``("params", block, ..., leaf)``."""
+
+from collections.abc import Callable
+
+import jax
+
+from jaxfl.core import tree
+from jaxfl.errors import JaxflError
+from jaxfl.models.model import Model, Weights
+
+Keep = Callable[[Model], Callable[[tuple[str, ...]], bool]]  # whether a leaf stays on its client, by its path
+
+
+def no_leaf(model: Model) -> Callable:
+    """Keep nothing: all is shared."""
+    return lambda path: False
+
+
+def every_leaf(model: Model) -> Callable:
+    """Keep all: nothing is shared."""
+    return lambda path: True
+
+
+def head(model: Model) -> Callable:
+    """Keep the head."""
+    return lambda path: path[1] in model.head.names
+
+
+def require_plain_head(model: Model) -> None:
+    """Refuse a classifier with BatchNorm, for a method that applies the classifier separately.
+
+    Raises:
+      JaxflError: naming its block.
+    """
+    (name,) = model.head.names
+    if jax.tree.leaves(model.form.stats.get(name)):
+        raise JaxflError(
+            f"The method applies the classifier separately, but {model.name} has BatchNorm in its last block "
+            f"{name!r}; make that a linear layer."
+        )
+
+
+def body(model: Model) -> Callable:
+    """Keep the extractor."""
+    return lambda path: path[1] in model.body.names
+
+
+def norms(model: Model) -> Callable:
+    """Keep normalisation layers: those with statistics, or with only vectors as parameters (LayerNorm)."""
+    weights = model.form
+    axes = {}  # of a layer's parameters
+    for path, leaf in tree.by_path(weights.params).items():
+        axes.setdefault(path[:-1], set()).add(leaf.ndim)
+    layers = {path[:-1] for path in tree.by_path(weights.stats)}
+    layers |= {layer for layer, found in axes.items() if found == {1}}
+    return lambda path: path[1:-1] in layers
+
+
+def separate(weights: Weights, keep: Callable, bn_stats: str) -> tuple[Weights, Weights]:
+    """Return (kept, shared) leaves, each with None in the other's places.
+
+    Args:
+      weights: weights of a model.
+      keep: whether a leaf stays, by its path ``("params" or "stats", block, ..., leaf)``. BatchNorm's running
+        statistics are kept or shared as their layer is.
+      bn_stats: "local" keeps all running statistics.
+    """
+    return tree.split(weights, lambda path: keep(path) or (path[0] == "stats" and bn_stats == "local"))
