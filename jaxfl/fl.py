@@ -54,7 +54,7 @@ from jaxfl.mechanisms import (
     wire,
 )
 from jaxfl.mechanisms.each_architecture import each_architecture
-from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, RoundPredictions, exchanging
+from jaxfl.mechanisms.exchange import LOGITS, SOFT_PREDICTIONS, Exchange, RoundPredictions, Signal, exchanging
 from jaxfl.mechanisms.inner_steps import inner_steps
 from jaxfl.mechanisms.losses import distillation, proximal
 from jaxfl.mechanisms.server_distillation import ServerDistillation, client_logits, distil
@@ -81,4 +81,4 @@ from jaxfl.mechanisms.sharing import (
 )
 from jaxfl.models import hypernetwork, maps
 from jaxfl.models.model import Model, Weights
-from jaxfl.tasks import count_correct
+from jaxfl.tasks.classes import count_correct

@@ -55,16 +55,14 @@ def announce(setup: Setup, data: Data) -> None:
     """Describe the federation in a few lines."""
     count, *shape = data.source.images.shape
     form = f"{shape[-1]} features" if of_vectors(shape) else "x".join(map(str, shape))
+    task = data.source.task
     form += f", a vocabulary of {data.source.vocabulary:,}" if data.source.vocabulary else ""
     OUT.print(
         f"{setup.data.dataset}: {count} {examples(data.source)} of {form}, {normalised(setup, shape)}; "
         + describe(setup, data.partition, data.source)
     )
-    if data.federation.target:
-        means, deviations = (", ".join(f"{value:.6g}" for value in each) for each in data.federation.target)
-        OUT.print(
-            f"Targets have mean {means} and deviation {deviations}, the RMSE of always saying the mean."
-        )
+    if task.chance:
+        OUT.print(task.chance(data.source.labels[np.unique(np.concatenate(data.partition.train))]))
     if data.drawn:
         OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):

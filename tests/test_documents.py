@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
@@ -178,12 +179,13 @@ def test_method_of_the_readme_runs_and_is_fedavg_with_mu_0(mu, tmp_path):
 def test_methods_of_the_guide_run(tmp_path):
     """FedAvgM without momentum, FedNova for equally many steps of plain SGD, and no attackers are FedAvg.
 
-    Models that are mixed with near ones are those of Local or DFedAvg, by what is near.
+    Models that are mixed with near ones are those of Local or DFedAvg, by what is near. A teacher that is not
+    sharpened at all says nothing.
     """
-    names = ("fedavgm", "fednova", "hurried", "astray", "median", "near")
+    names = ("fedavgm", "fednova", "hurried", "astray", "dsfl", "median", "near")
     for name, code in zip(names, python_blocks("docs/own-method.md"), strict=True):
         (tmp_path / f"{name}.py").write_text(code)
-    options = "--rounds 2 --eval-every 1 --clients 5 --participation 0.8 --models mlp,hidden=4 --epochs 1"
+    options = "--rounds 2 --eval-every 1 --clients 5 --participation 0.8 --models mlp,hidden=4"
     metrics = {}
     without_momentum, normalised = "fedavgm.py:fedavgm,beta=0", "fednova.py:fednova"
     none_astray, some = "astray.py:astray,attackers=0", "astray.py:astray,attackers=2"
@@ -191,15 +193,20 @@ def test_methods_of_the_guide_run(tmp_path):
     plain = "fedavg,momentum=0"
     fedavgs = without_momentum, none_astray, some, "fedavg", normalised, plain
     nearest, all_near = (f"near.py:near,sigma={sigma}" for sigma in (1e-9, 1e9))
-    for method in ("median.py:median", one, four, *fedavgs, nearest, "local", all_near, "dfedavg"):
+    sharp, blunt = "dsfl.py:dsfl", "dsfl.py:dsfl,sharpness=1e9"
+    alone = nearest, "local", all_near, "dfedavg", sharp, blunt
+    for method in ("median.py:median", one, four, *fedavgs, *alone):
         choice, folder = f"{tmp_path}/{method}" if ".py" in method else method, tmp_path / f"{len(metrics)}"
-        main(["run", choice, *options.split(), "--run-dir", str(folder)])
+        epochs = () if "epochs=" in method else ("--epochs", "1")
+        main(["run", choice, *options.split(), *epochs, "--run-dir", str(folder)])
         metrics[method] = store.read_metrics(folder)
     assert metrics["median.py:median"][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10)
     assert metrics[normalised][-1]["bytes_up"] == 4 * 4 * (65 * 4 + 5 * 10 + 1)
     operations = [sum(record["flops"] for record in metrics[name]) for name in ("fedavg", one, four)]
     assert operations[0] == operations[1] < operations[2] < 4 * operations[1]
     losses = {name: [record["loss"] for record in of_run] for name, of_run in metrics.items()}
+    unsure = {name: metrics[name][-1]["findings"]["entropy of teachers"]["mean"] for name in (sharp, blunt)}
+    assert unsure[sharp] < unsure[blunt] == pytest.approx(np.log(10), rel=1e-5)
     fedavg = losses["fedavg"]
     assert losses[without_momentum] == pytest.approx(fedavg, rel=1e-5)
     assert losses[none_astray] == pytest.approx(fedavg, rel=1e-5)

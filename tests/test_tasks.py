@@ -11,53 +11,85 @@ import pytest
 from conftest import CLASSES as OUTPUTS
 from conftest import cohort, long, tiny_links, tiny_models, tiny_partition, tiny_source, validating
 from methods.cases import short
-from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    log_loss,
+    mean_absolute_error,
+    r2_score,
+    root_mean_squared_error,
+)
 
 import jaxfl
 from jaxfl import tasks
 from jaxfl.core.job import traced
 from jaxfl.core.score import score
 from jaxfl.data.federation import federate
-from jaxfl.data.sources import strata
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose, needs_of
 from jaxfl.mechanisms import own_models
+from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 from jaxfl.results.scores import accuracy
 from jaxfl.runs.engine_job import fit_to_machine
 from jaxfl.runs.promises import whole_round
+from jaxfl.tasks import regression as of_regression
 
 EVERYONE = range(5)
 
 
-def regression(targets: int = OUTPUTS):
-    """Return the tiny clients with targets in place of classes; their networks have as many outputs."""
-    source = tiny_source()
-    labels = np.random.default_rng(1).normal(50, 9, (60, targets)).astype(np.float32)
-    models = [(dataclasses.replace(model, task=tasks.REGRESSION), n) for model, n in tiny_models()]
+def tiny(task: tasks.Task, **changed):
+    """Return the tiny clients with labels of another task; their networks have as many outputs."""
+    source, rng = tiny_source(), np.random.default_rng(1)
+    models = tiny_models()
+    if task is tasks.NEXT_TOKEN:
+        tokens = rng.integers(0, OUTPUTS, (60, 6))
+        ends = rng.integers(2, 7, 60)
+        tokens = np.where(np.arange(6) < ends[:, None], tokens, -1).astype(np.int32)
+        labels, _ = task.read("tiny", None, tokens, OUTPUTS)
+        source = source._replace(images=tokens, vocabulary=OUTPUTS)
+        of_tokens = dict(shape=(6,), classes=OUTPUTS, vocabulary=OUTPUTS, every_token=True)
+        gru = zoo.build("gru,embedding=4,hidden=5", **of_tokens)
+        models = (gru, 3), (zoo.build("transformer,width=0.0625,heads=2,depth=1", **of_tokens), 2)
+    elif task is tasks.LABELS:
+        labels = rng.random((60, OUTPUTS)) < 0.4
+    else:
+        labels = rng.normal(50, 9, (60, OUTPUTS)).astype(np.float32)
+    models = [(dataclasses.replace(model, task=task), n) for model, n in models]
     source = source._replace(labels=labels)
     return source, federate(source, validating(tiny_partition(source)), models, links=tiny_links())
 
 
+def outputs_of(predictors, federation, partition):
+    """Return the outputs of each client's model on its test rows."""
+    said = []
+    for (g, i), rows in zip([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)], partition.test, strict=True):
+        w = jax.tree.map(lambda leaf: leaf[i], predictors[g].stacked)  # noqa: B023
+        outputs, _ = federation.models[g].apply(w.params, w.stats, federation.inputs(rows), train=False)
+        said.append(np.asarray(outputs, float))
+    return said
+
+
+def scored(federation):
+    """Return initial models of all clients, and their scores."""
+    predictors = own_models.predictors(own_models.start(jax.random.key(0), federation))
+    scores = score(predictors, jax.random.key(0), federation, cohort(federation, EVERYONE))
+    return predictors, accuracy(scores, federation)
+
+
 def test_scores_of_a_regression_are_those_of_scikit_learn():
     """The last client's targets do not differ, and it has a single test row; targets have different units."""
-    source, federation = regression()
+    source, federation = tiny(tasks.REGRESSION)
     source = source._replace(labels=source.labels * np.float32([1, 100, 0.01]))
     partition = tiny_partition(source)
     partition = partition._replace(test=(*partition.test[:4], partition.test[4][:1]))
     models = [(group.model, len(group.id)) for group in federation.groups]
     federation = federate(source, partition, models)
-    predictors = own_models.predictors(own_models.start(jax.random.key(0), federation))
-    scores = score(predictors, jax.random.key(0), federation, cohort(federation, EVERYONE))
-    found = accuracy(scores, federation)
+    predictors, found = scored(federation)
 
     truth = [source.labels[rows] for rows in partition.test]
     trained = source.labels[np.concatenate(partition.train)].astype(float)
-    said, places = [], [(g, i) for g, n in ((0, 3), (1, 2)) for i in range(n)]
-    for (g, i), rows in zip(places, partition.test, strict=True):
-        w = jax.tree.map(lambda leaf: leaf[i], predictors[g].stacked)  # noqa: B023
-        outputs, _ = models[g][0].apply(w.params, w.stats, federation.inputs(rows), train=False)
-        said.append(np.asarray(outputs) * trained.std(0) + trained.mean(0))
+    said = [out * trained.std(0) + trained.mean(0) for out in outputs_of(predictors, federation, partition)]
     rmse = [*map(root_mean_squared_error, truth, said)]
     assert found["task"] == "regression"
     assert found["per_client"] == pytest.approx(rmse, rel=1e-4)
@@ -74,11 +106,75 @@ def test_scores_of_a_regression_are_those_of_scikit_learn():
     assert "per_class" not in found
 
 
+def test_scores_of_labels_are_those_of_scikit_learn():
+    source, federation = tiny(tasks.LABELS)
+    partition = validating(tiny_partition(source))
+    predictors, found = scored(federation)
+    truth = [source.labels[rows] for rows in partition.test]
+    said = [outputs > 0 for outputs in outputs_of(predictors, federation, partition)]
+    micro = [f1_score(*both, average="micro") for both in zip(truth, said, strict=True)]
+    macro = [f1_score(*both, average="macro", zero_division=np.nan) for both in zip(truth, said, strict=True)]
+    assert 0 < min(micro) < max(micro) and found["per_client"] == pytest.approx(micro)
+    assert found["macro_f1_per_client"] == pytest.approx(macro)
+    assert found["macro_f1"] == pytest.approx(np.mean(macro))
+    everything = np.concatenate(truth), np.concatenate(said)
+    assert found["pooled"] == pytest.approx(f1_score(*everything, average="micro"))
+    assert found["per_class"] == pytest.approx(f1_score(*everything, average=None))
+    first = [f1_score(t[:6], s[:6], average="micro") for t, s in zip(truth, said, strict=True)]
+    assert found["validation"] == pytest.approx(np.mean(first))
+    y, last = source.labels[:9], np.random.default_rng(0).normal(size=(9, OUTPUTS)).astype(np.float32)
+    losses = [log_loss(y.T[k], jax.nn.sigmoid(last[:, k]), labels=[0, 1]) for k in range(OUTPUTS)]
+    assert tasks.LABELS.losses(last, jnp.array(y)).mean() == pytest.approx(np.mean(losses), rel=1e-5)
+    away = tasks.LABELS.apart(last, tasks.LABELS.soft(last), 2.0)
+    np.testing.assert_allclose(tasks.LABELS.apart(last, tasks.LABELS.soft(last, 2.0), 2.0), 0, atol=1e-6)
+    assert (np.array(away) > 0).all()
+
+
+def test_scores_of_next_tokens_are_those_of_scikit_learn():
+    """Only places that a token follows count; the ends of rows do not."""
+    source, federation = tiny(tasks.NEXT_TOKEN)
+    partition = tiny_partition(source)
+    predictors, found = scored(federation)
+    following = [source.images[rows][:, 1:] for rows in partition.test]
+    truth = [tokens[tokens >= 0] for tokens in following]
+    said = []
+    for rows, outputs in zip(partition.test, outputs_of(predictors, federation, partition), strict=True):
+        ends = (source.images[rows] >= 0).sum(1)
+        said.append(np.concatenate([out[: end - 1] for out, end in zip(outputs, ends, strict=True)]))
+        assert all((out[end:] == 0).all() for out, end in zip(outputs, ends, strict=True))
+
+    def perplexity(t, z):
+        return np.exp(log_loss(t, np.asarray(jax.nn.softmax(z)), labels=range(OUTPUTS)))
+
+    assert found["per_client"] == pytest.approx([*map(perplexity, truth, said)], rel=1e-5)
+    assert found["pooled"] == pytest.approx(perplexity(*map(np.concatenate, (truth, said))), rel=1e-5)
+    right = [accuracy_score(t, z.argmax(1)) for t, z in zip(truth, said, strict=True)]
+    assert found["token_accuracy_per_client"] == pytest.approx(right)
+    assert found["token_accuracy"] == pytest.approx(np.mean(right))
+    assert found["worst"] == max(found["per_client"])
+    y, outputs = source.labels[:4], np.random.default_rng(0).normal(size=(4, 6, OUTPUTS)).astype(np.float32)
+    likely = np.asarray(jax.nn.softmax(outputs))
+    of_rows = [log_loss(t[t >= 0], p[t >= 0], labels=range(OUTPUTS)) for t, p in zip(y, likely, strict=True)]
+    np.testing.assert_allclose(tasks.NEXT_TOKEN.losses(outputs, y), of_rows, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("error", "expected"), [(0.0, 1.0), (1.0, 0.0)])
 def test_r2_of_targets_that_do_not_differ_is_that_of_scikit_learn(error, expected):
     truth, said = np.full(4, 3.0), np.full(4, 3.0 + error)
     sums = SimpleNamespace(squared=np.array([[4 * error**2]]), spread=np.zeros((1, 1)), rows=np.array([4]))
-    assert tasks.r2(sums) == r2_score(truth, said) == expected
+    assert of_regression.r2(sums) == r2_score(truth, said) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "sentence"),
+    [
+        (tasks.REGRESSION, np.float32([[1, 10], [3, 10]]), "mean 2, 10 and deviation 1, 0, the RMSE of"),
+        (tasks.LABELS, np.array([[1, 0], [1, 1]], bool), "Rows have 1.5 labels .* a micro F1 of 85.7 %"),
+        (tasks.NEXT_TOKEN, np.int32([[0, 0, 2, -1], [2, 0, -1, -1], [2, -1, -1, -1]]), "a perplexity of 2."),
+    ],
+)
+def test_chance_is_the_score_of_what_needs_no_network(task, labels, sentence):
+    assert re.search(sentence, task.chance(labels))
 
 
 def test_predictions_of_a_regression_are_compared_by_their_squared_distance():
@@ -100,30 +196,37 @@ def test_predictions_of_classes_are_compared_by_the_divergence_of_softened_ones(
 
 
 OFTEN = ("fedavg", "fedmd", "fedproto", "hermes", "pfedhr")  # one of each mechanism, also one that refuses
+OF_TOKENS = "gru takes tokens|gru has neither convolutions nor hidden dense|of gru is not a kernel"
+NOT_CLASSES = [task for task in tasks.TASKS.values() if task is not tasks.CLASSES]
 
 
+@pytest.mark.parametrize("task", NOT_CLASSES, ids=lambda task: task.name)
 @pytest.mark.parametrize(
     "name",
     [short(name) if name in OFTEN else long(short(name)) for name in METHODS]
-    + [long("mnfl,matrix_loss=mse")],
+    + [long("mnfl,matrix_loss=mse"), long("fedmd,signal=logit")],
 )
-def test_every_method_learns_a_regression_or_refuses_it(name):
+def test_every_method_learns_a_task_or_refuses_it(name, task):
     """A method that refuses says so in one sentence before anything is compiled; all others train."""
-    source, federation = regression()
+    source, federation = tiny(task)
     variant = choose(name, {"epochs": 1, "batch_size": 3})
     if "classes" in needs_of(variant):
-        with pytest.raises(JaxflError, match=r"needs classes, but the labels are for regression"):
+        with pytest.raises(JaxflError, match=f"needs classes, but the labels are for {task.name}"):
             fit_to_machine(variant, SimpleNamespace(machine=None), SimpleNamespace(source=source))
         return
     algorithm, key = variant.algorithm, jax.random.key(0)
-    state = algorithm.init(key, federation, traced(variant.config))
-    found = jax.jit(whole_round(algorithm))(key, state, federation, cohort(federation, EVERYONE))
+    try:
+        state = algorithm.init(key, federation, traced(variant.config))
+        found = jax.jit(whole_round(algorithm))(key, state, federation, cohort(federation, EVERYONE))
+    except JaxflError as error:  # because of what networks for tokens are made of
+        assert task is tasks.NEXT_TOKEN and re.search(OF_TOKENS, str(error))
+        return
     state = found.state
     if algorithm.host:
         state, _ = algorithm.host(key, state, federation, cohort(federation, EVERYONE))
-    for loss, outputs in zip(found.info.loss, found.personal, strict=True):
+    for loss, outputs, model in zip(found.info.loss, found.personal, federation.models, strict=True):
         assert np.isfinite(loss).all() and np.isfinite(outputs).all()
-        assert outputs.shape[-1] == OUTPUTS
+        assert outputs.shape[2:] == model.output
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(jax.device_get(state)))
 
 
@@ -193,6 +296,23 @@ def test_a_regression_is_kept_reported_and_exported(tmp_path, monkeypatch):
             {"task": "regression"},
             "labels are <U1, but --task regression takes numbers",
         ),
+        (np.zeros(60, int), {}, "all rows are of one class, so there is nothing to learn"),
+        (
+            np.eye(3, dtype=int)[np.arange(60) % 3],
+            {},
+            "each row of labels .* has a single 1: make",
+        ),
+        (np.arange(60), {"task": "labels"}, r"labels have shape \(60,\), but --task labels takes \(60, k\)"),
+        (
+            np.full((60, 2), 2),
+            {"task": "labels"},
+            "takes a 0 or 1 for each label, but there are oth",
+        ),
+        (
+            np.arange(60),
+            {"task": "next-token"},
+            "next-token takes tokens, but the data are of shape",
+        ),
         (np.ones((60, 2, 2)) / 7, {}, r"labels have shape \(60, 2, 2\), not \(60,\) or \(60, targets\)"),
         (
             np.arange(60) / 7,
@@ -215,6 +335,6 @@ def test_what_is_no_task_is_refused(labels, options, sentence, tmp_path):
 
 def test_partitions_by_class_divide_a_regression_by_tenths():
     labels = np.random.default_rng(0).permutation(200).astype(np.float32)[:, None] + 0.5
-    assert (strata(labels) == labels[:, 0] // 20).all()
+    assert (tasks.strata(labels) == labels[:, 0] // 20).all()
     ties = np.float32([0, 0, 0, 0, 1, 1, 2, 2, 2, 2])[:, None]
-    assert strata(ties).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert tasks.strata(ties).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]

@@ -18,9 +18,11 @@ class DataOptions:
     and config), an .npz file of images, features, windows or tokens, a table (homes.csv,target=price, with
     options client, without and missing), a folder with one sub-folder of images per class, or
     my.py:source. Each may end in ,classes=0-4+8: only these classes, numbered anew. docs/data.md"""
-    task: Literal["auto", "classes", "regression"] = "auto"
-    """What labels are: classes, or regression (one or several numbers). auto takes it from their type: words
-    and integers are classes, other numbers are of a regression. docs/tasks.md"""
+    task: Literal["auto", "classes", "labels", "regression", "next-token"] = "auto"
+    """What labels are: classes, labels (some of several, 0 or 1 for each), regression (one or several
+    numbers) or next-token (what follows in a row of tokens). auto takes it from their type: words and
+    integers are classes, other numbers are of a regression, rows of 0 and 1 are labels, and tokens without
+    labels say what follows. docs/tasks.md"""
     normalise: Literal["auto", "channel", "feature", "none"] = "auto"
     """By which mean and deviation, over the rows that clients train on, inputs are normalised: of each
     channel, of each value on its own (feature), or not at all. auto: of each channel, which in vectors is

@@ -141,7 +141,8 @@ def _mapped(along, f, key, federation: Federation, cohort: Cohort, shared, own, 
         _count(federation, cohort.groups[g], g, operations)
         return outputs, total
 
-    columns = federation.groups, cohort.groups, shared or nothing, own or nothing, weights or nothing
+    given = (nothing if of_groups is None else of_groups for of_groups in (shared, own, weights))
+    columns = federation.groups, cohort.groups, *given
     done = [counted(g, *of_group) for g, of_group in enumerate(per_group(of_group, *columns))]
     outputs, totals = zip(*done, strict=True)
     return outputs, totals
@@ -202,7 +203,9 @@ def visit_clients(
 
     groups = range(len(federation.groups))
     nothing = (None,) * len(groups)
-    done = per_group(of_group, groups, federation.groups, cohort.groups, carry, own or nothing)
+    done = per_group(
+        of_group, groups, federation.groups, cohort.groups, carry, nothing if own is None else own
+    )
     carry, outputs = zip(*done, strict=True)
     return carry, outputs
 

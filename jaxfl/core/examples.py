@@ -91,14 +91,15 @@ def arrays(x, y, size) -> Examples:
     return Examples(size, len(y), lambda at, mask, key: Batch(x[at], y[at], mask, at))
 
 
-def sweep(f: Callable, rows, size, federation: Federation):
+def sweep(f: Callable, rows, size, federation: Federation, *by_row):
     """Apply a function to images in order, `SWEPT` at a time, without training.
 
     Args:
-      f: ``x (B, H, W, C) -> pytree of (B, ...)``.
+      f: ``(x (B, H, W, C), *others (B, ...)) -> pytree of (B, ...)``.
       rows: (m,) int32, padded.
       size: () int32, number of real rows; only batches with a real row run.
       federation: the images.
+      *by_row: arrays (N, ...) beside the images, of which f gets the entries of its rows.
 
     Returns:
       The outputs as leaves (m, ...). Entries after `size` are outputs of padding, or zero where no batch ran.
@@ -107,14 +108,18 @@ def sweep(f: Callable, rows, size, federation: Federation):
     batch_size = max(1, min(SWEPT, m))
     rows = jnp.pad(rows, (0, max(-m % batch_size, batch_size - m)))
     f = jax.jit(f, inline=True)  # traced once, for its operations, its shapes and the loop
-    x = jax.eval_shape(federation.inputs, rows[:batch_size])
-    flops.add(flops.of(f, x) / batch_size * size.astype(float))
-    example = jax.eval_shape(f, x)
+
+    def given(rows):
+        return federation.inputs(rows), *(array[rows] for array in by_row)
+
+    forms = jax.eval_shape(given, rows[:batch_size])
+    flops.add(flops.of(f, *forms) / batch_size * size.astype(float))
+    example = jax.eval_shape(f, *forms)
     filled = jax.tree.map(lambda leaf: jnp.zeros((rows.shape[0], *leaf.shape[1:]), leaf.dtype), example)
 
     def step(b, filled):
         start = b * batch_size
-        outputs = f(federation.inputs(jax.lax.dynamic_slice_in_dim(rows, start, batch_size)))
+        outputs = f(*given(jax.lax.dynamic_slice_in_dim(rows, start, batch_size)))
         return jax.tree.map(
             lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, start, 0),
             filled,

@@ -265,11 +265,12 @@ def _check_predictors(name: str, f: Callable, predictors: Any, federation: Feder
         x = model.examples(IMAGES)
         predict = own_code()(functools.partial(one.predict, model))
         scores = _shapes("predict", predict, one.shared, own, x)
-        fits = getattr(scores, "shape", None) == (IMAGES, model.classes)
+        wanted = (IMAGES, *model.output)
+        fits = getattr(scores, "shape", None) == wanted
         if not fits or not jnp.issubdtype(scores.dtype, jnp.floating):
             raise JaxflError(
                 f"{line_of(one.predict)}: predict returns {_form(scores)} for {IMAGES} images, not scores "
-                f"({IMAGES}, {model.classes}): an array (B, outputs) of floats."
+                f"{wanted}: an array (B, outputs) of floats."
             )
 
 

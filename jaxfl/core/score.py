@@ -66,12 +66,14 @@ def score_functions(functions: Mapping[int, Callable], federation: Federation, c
 
     def given(group, slots, rows):
         finite = np.zeros(rows.shape, bool)
-        form = _form_of_answers(federation, rows)
-        answers = np.zeros(form.shape, form.dtype)
+        answers = _no_answers(federation, rows, np.zeros)
         for place in np.flatnonzero(slots.mask):
             if function := functions.get(int(group.id[slots.index[place]])):
                 scores = np.asarray(function(federation.inputs(rows[place])))
-                answers[place], finite[place] = federation.task.answer(scores), (scores < np.inf).all(1)
+                said = federation.task.answer(scores, federation.labels[rows[place]])
+                for known, new in zip(jax.tree.leaves(answers), jax.tree.leaves(said), strict=True):
+                    known[place] = new
+                finite[place] = _finite(scores)
         return answers, finite
 
     def answers(rows, sizes):
@@ -89,8 +91,7 @@ def _score(answers: Callable, federation: Federation, cohort: Cohort) -> PerGrou
         return per_group(partial(_counted, federation), clients, rows, sizes, given)
 
     def nothing(rows):  # no client has such rows, and no network need be compiled
-        form = _form_of_answers(federation, rows)
-        return jnp.zeros(form.shape, form.dtype), jnp.zeros(rows.shape, bool)
+        return _no_answers(federation, rows, jnp.zeros), jnp.zeros(rows.shape, bool)
 
     def of_group(client, test, validation):
         (tested, finite), (validated, _) = test, validation
@@ -101,11 +102,17 @@ def _score(answers: Callable, federation: Federation, cohort: Cohort) -> PerGrou
     return per_group(of_group, clients, test, validation)
 
 
-def _form_of_answers(federation: Federation, rows) -> jax.ShapeDtypeStruct:
-    """Return the form of the answers on rows (k, m)."""
-    outputs = jax.ShapeDtypeStruct((rows.size, federation.models[0].classes), federation.mean.dtype)
-    form = jax.eval_shape(federation.task.answer, outputs)
-    return jax.ShapeDtypeStruct((*rows.shape, *form.shape[1:]), form.dtype)
+def _no_answers(federation: Federation, rows, zeros: Callable) -> Any:
+    """Return zeros in the form of the answers on rows (k, m)."""
+    labels = jax.ShapeDtypeStruct((rows.size, *federation.labels.shape[1:]), federation.labels.dtype)
+    outputs = jax.ShapeDtypeStruct((rows.size, *federation.models[0].output), federation.mean.dtype)
+    form = jax.eval_shape(federation.task.answer, outputs, labels)
+    return jax.tree.map(lambda leaf: zeros((*rows.shape, *leaf.shape[1:]), leaf.dtype), form)
+
+
+def _finite(scores) -> jax.Array:
+    """Return of which rows all scores (B, ...) are numbers, (B,) bool."""
+    return (scores < np.inf).all(tuple(range(1, scores.ndim)))
 
 
 def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohort, rows, sizes) -> PerGroup:
@@ -120,8 +127,8 @@ def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohor
       sizes: per group (k,) int32, numbers of real rows.
 
     Returns:
-      Per group (k, m, ...), the task's answer, such as the output with the largest score, and (k, m) bool,
-      whether all scores are numbers; for padding anything.
+      Per group the task's answer, leaves (k, m, ...), such as the output with the largest score, and (k, m)
+      bool, whether all scores are numbers; for padding anything.
     """
     one_model = not jax.tree.leaves([predictor.stacked for predictor in predictors])
     places = per_group(_dealt if one_model else _its_own, rows, sizes)
@@ -129,18 +136,18 @@ def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohor
     def client(key, client, shared, own):
         (predict, common), (stacked, rows, size) = shared, own
 
-        def answer(x):
+        def answer(x, labels):
             scores = predict(client.model, common, stacked, x)
-            return federation.task.answer(scores), (scores < jnp.inf).all(1)
+            return federation.task.answer(scores, labels), _finite(scores)
 
-        return sweep(answer, rows, size, federation)
+        return sweep(answer, rows, size, federation, federation.labels)
 
     shared = per_group(lambda predictor: (predictor.predict, predictor.shared), predictors)
     own = per_group(lambda predictor, place: (predictor.stacked, place.rows, place.sizes), predictors, places)
     given = map_clients(client, key, federation, cohort, shared, own)
 
     def of_own(place, answer):
-        return tuple(leaf.reshape(-1, *leaf.shape[2:])[place.went] for leaf in answer)
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[place.went], answer)
 
     return per_group(of_own, places, given)
 

@@ -16,7 +16,7 @@ from jaxfl.data.normalisation import Moments, normalised, training_moments
 from jaxfl.data.partition import Partition, counts_of
 from jaxfl.data.public import Public
 from jaxfl.data.shift import Drawn, Shift, shifted
-from jaxfl.data.sources import Source, strata
+from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError, beyond_cohort
 from jaxfl.machine import placement
 from jaxfl.machine.processes import agree
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     """A mini-batch of one client; rows where `mask` is False are padding."""
 
     x: jax.Array  # (B, H, W, C) float, normalised
-    y: jax.Array  # (B,) int32, the client's own outputs; or what else its network is to put out, (B, k)
+    y: jax.Array  # (B,) int32, the client's own outputs; or what else its network is to put out, (B, ...)
     mask: jax.Array  # (B,) bool
     position: jax.Array  # (B,) int32, places in the client's list of rows
 
@@ -70,7 +70,7 @@ class Federation:
 
     Attributes:
       images: (N, H, W, C), uint8 or float, stored once for all clients.
-      labels: (N,) int32; targets are (N, k) float, standardised by `target`.
+      labels: (N,) int32, or (N, ...), see `Task.form`; targets are float, standardised by `target`.
       mean, std: (1, 1, 1, C) float, moments of the images that clients train on, in raw units.
       groups: per architecture, a `Client` with a leading axis (n_g, ...) on every leaf.
       training_rows: (groups,) float, training rows of all clients of each group except newcomers.
@@ -85,6 +85,7 @@ class Federation:
       initial: per architecture `ClientWeights`, the initial weights of some of its blocks; others are drawn.
         None if all are. A leaf that each client has of its own is in `own`, its mean in `shared`.
       target: (k,) float, mean and standard deviation of the targets that clients train on; None for classes.
+      vocabulary: number of different tokens, if the rows are tokens; else 0.
       apart: whether initial weights that clients keep are drawn for each of them, see
         `jaxfl.core.initial_weights`.
       alone: of one group of several, see `only`.
@@ -109,6 +110,7 @@ class Federation:
     shift: Shift | None = None
     initial: PerGroup | None = None
     target: tuple[jax.Array, jax.Array] | None = None
+    vocabulary: int = static(default=0)
     apart: bool = static(default=False)
     alone: Alone | None = static(default=None)
     all_newcomers: PerGroup | None = None
@@ -193,9 +195,9 @@ class Federation:
     def rows_per_class(self) -> np.ndarray:
         """Return training rows per client and class of the data set, (N, classes), in the order of groups.
 
-        Tenths of a target stand for classes.
+        What `Task.strata` says stands for classes in other tasks.
         """
-        of_rows, held = strata(np.asarray(self.labels)), []
+        of_rows, held = self.task.strata(np.asarray(self.labels)), []
         for group in self.groups:
             for rows, size in zip(np.asarray(group.rows), np.asarray(group.size), strict=True):
                 held.append(of_rows[rows[:size]])
@@ -388,6 +390,7 @@ def federate(
         labelled=labelled,
         shift=shift,
         target=cast(Any, jax.device_put(target)),
+        vocabulary=source.vocabulary,
     )
     if not on_host:
         return federation.replicate(federation)
@@ -413,6 +416,7 @@ def without_data(
     moments: Moments,
     public: int,
     links: np.ndarray | None,
+    vocabulary: int = 0,
 ) -> Federation:
     """Return a federation on one device without images and labels, see `jaxfl.data.absent`.
 
@@ -422,6 +426,7 @@ def without_data(
       moments: by which images are normalised.
       public: number of public images.
       links: (N, N) bool, which clients are linked.
+      vocabulary: number of different tokens, if the rows are tokens.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree.
@@ -442,6 +447,7 @@ def without_data(
         links=_matrix(links),
         unified=_unified(partition),
         labelled=_unified(partition),
+        vocabulary=vocabulary,
         target=target and (jnp.asarray(target[0], dtype), jnp.asarray(target[1], dtype)),
     )
 
@@ -471,7 +477,7 @@ def _unified(partition: Partition) -> bool:
 
 
 def _class_counts(source: Source, partition: Partition) -> np.ndarray:
-    """Return training rows per output, (clients, outputs) int32; every row has each of several targets."""
+    """Return training rows per output, (clients, outputs) int32; all of them where outputs are no classes."""
     if source.task is not CLASSES:
         return np.repeat([[len(rows)] for rows in partition.train], partition.outputs, 1).astype(np.int32)
     outputs = [own[source.labels[rows]] for own, rows in zip(partition.relabel, partition.train, strict=True)]

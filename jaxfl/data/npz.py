@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfl.data.sources import Source, from_arrays, is_column
 from jaxfl.errors import JaxflError
+from jaxfl.tasks import NEXT_TOKEN
 
 
 def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
@@ -64,7 +65,8 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
     The arrays are ``images`` (N, H, W) or (N, H, W, C), uint8 or float, or in their place ``features``
     (N, d) or ``windows`` (N, T, C), also integers, or ``tokens`` (N, T), whole numbers from 0, with
     ``lengths`` (N,), how many of each row are real, if some are shorter; ``labels`` (N,) that number the
-    classes 0, 1, 2, ... without a gap, or are words, or floats (N,) or (N, k) of a regression; and optionally
+    classes 0, 1, 2, ... without a gap, or are words, or floats (N,) or (N, k) of a regression, or (N, k) with
+    a 0 or 1 for each of several; tokens need none, where the next one is to be predicted; and optionally
     ``split`` (N,), either the words "train" and "test" or True for a training row. Every further array (N,)
     of integers or words is a column.
 
@@ -84,12 +86,15 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
     if not labelled and kind in arrays and "labels" not in arrays:
         arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[kind])), int)
         arrays.setdefault("split", np.ones(len(arrays["labels"]), bool))
-    if missing := [what for what in ("labels", kind) if what not in arrays]:
+    follows = kind == "tokens" and task in ("auto", NEXT_TOKEN.name)  # without labels the next token is it
+    needed = (kind,) if follows else ("labels", kind)
+    if missing := [what for what in needed if what not in arrays]:
         lacks = " and ".join(missing).replace("images", "images, features, windows or tokens")
         raise JaxflError(
             f"{path} lacks {lacks}; it holds {', '.join(arrays) or 'nothing'}; give its arrays these names."
         )
-    examples, labels, split = arrays.pop(kind), arrays.pop("labels"), arrays.pop("split", None)
+    labels = None if task == NEXT_TOKEN.name else arrays.pop("labels", None)
+    examples, split = arrays.pop(kind), arrays.pop("split", None)
     if examples.ndim not in AXES[kind]:
         forms = "; ".join(f"{name} are {form}" for name, form in KINDS.items())
         raise JaxflError(f"{path}: {kind} have shape {examples.shape}; {forms}: give the array its name.")
@@ -104,9 +109,8 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
     if split is not None and np.isin(split, ("train", "test")).all():
         split = split == "train"
     columns = {key: values for key, values in arrays.items() if is_column(values, len(examples))}
-    return from_arrays(
-        name, examples, labels, split, len(np.unique(labels)), columns, vocabulary=vocabulary, task=task
-    )
+    classes = 0 if labels is None else len(np.unique(labels))
+    return from_arrays(name, examples, labels, split, classes, columns, vocabulary=vocabulary, task=task)
 
 
 def _ended(path: Path, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxfl.data.federation import Client, Federation
 from jaxfl.data.normalisation import normalised
 from jaxfl.errors import JaxflError
+from jaxfl.tasks import CLASSES
 
 
 class Own(NamedTuple):
@@ -16,7 +17,7 @@ class Own(NamedTuple):
 
     Args:
       images: (n, H, W, C), training images.
-      labels: (n,) int, classes of the data set; or (n, k) float, targets.
+      labels: (n,) int, classes of the data set; or (n, k), targets and the like.
       test_images: (m, H, W, C), test images.
       test_labels: (m, ...).
     """
@@ -41,11 +42,11 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
     """
     (group,) = (group for group in whole.groups if client in np.asarray(group.id))
     (relabel,) = np.asarray(group.relabel)[np.asarray(group.id) == client]
-    targets = whole.target
+    targets, task = whole.target, group.model.task
     for what, images, labels in (("training", *own[:2]), ("test", *own[2:])):
         where = f"Client {client} has {what} labels of {labels.dtype.name} and shape {labels.shape}"
-        if targets:
-            wanted = (len(images), group.model.classes)
+        if task is not CLASSES:
+            wanted = (len(images), *group.model.output[: task.form[1] - 1])
             if labels.shape != wanted or not np.isfinite(labels.astype(float)).all():
                 raise JaxflError(f"{where}; give numbers {wanted}, all finite.")
             continue
@@ -67,7 +68,9 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
 
     train, test = filled(np.arange(len(own.labels))), filled(np.arange(len(test_labels)))
     outputs, size = group.model.classes, len(own.labels)
-    class_counts = np.full(outputs, size) if targets else np.bincount(relabel[own.labels], minlength=outputs)
+    class_counts = np.full(outputs, size)
+    if task is CLASSES:
+        class_counts = np.bincount(relabel[own.labels], minlength=outputs)
     leaves = {
         "id": client,
         "rows": train,

@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxfl.data import npz
 from jaxfl.data.generators import LABELS, MOST, PUBLIC, ROWS, TEST, VALIDATION, generator
-from jaxfl.data.sources import Source, strata
+from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.machine.files import writing
-from jaxfl.tasks import CLASSES, require_classes
+from jaxfl.tasks import CLASSES, require_classes, strata
 
 PARTS = ("train", "validation", "test")
 
@@ -42,7 +42,7 @@ class Partition(NamedTuple):
     names: tuple[str, ...] = ()
 
     def counts(self, labels: np.ndarray) -> np.ndarray:
-        """Return training rows per client and class, or tenth of a target, see `counts_of`."""
+        """Return training rows per client and class, or what stands for it, see `counts_of`."""
         of_rows = strata(labels)
         return counts_of([of_rows[rows] for rows in self.train], self.relabel.shape[1])
 

@@ -10,7 +10,6 @@ from jaxfl.data.colour import grey
 from jaxfl.data.generators import OTHER_PUBLIC, generator
 from jaxfl.data.sources import Source, of_vectors
 from jaxfl.errors import JaxflError
-from jaxfl.tasks import CLASSES
 
 
 class Public(NamedTuple):
@@ -103,7 +102,7 @@ def adapt(
 
 
 def _labels_of(source: Source) -> str:
-    return f"{source.classes} {'classes' if source.task is CLASSES else 'targets'}"
+    return f"{source.classes} {source.task.outputs}"
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxfl.config import choices
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.values import as_path
-from jaxfl.data import folder, hf, leaf, npz, pfllib, tables, tfds
+from jaxfl.data import folder, hf, leaf, npz, pfllib, tables, text, tfds
 from jaxfl.data.kept import kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
@@ -134,12 +134,20 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     Reader(
         {
             "path/to/file.csv,target=COLUMN": "a table with named columns, or a .parquet; with options: "
-            "client, without, missing=drop"
+            "client, without, missing=drop, columns",
+            "path/to/file.csv,text=COLUMN,target=COLUMN": "texts as tokens; with options: length, tokens",
         },
         takes=tables.takes,
         read=lambda name, how: tables.read_source(name, how.task),
         absolute=tables.absolute,
         options=tables.OPTIONS,
+    ),
+    Reader(
+        {"path/to/file.txt": "a text, whose next character is to be predicted; with an option: length"},
+        takes=text.takes,
+        read=lambda name, how: text.read_source(name, how.task),
+        absolute=tables.absolute,
+        options=text.OPTIONS,
     ),
     Reader(
         {"path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/"},

@@ -3,15 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.tasks import CLASSES, REGRESSION, TASKS, Task, require_classes
+from jaxfl.tasks import CLASSES, Task, meant, require_classes, strata, task_for
 
 MOST_CLASSES = 100_000  # more are a slip: every client has an entry for each
-TENTHS = 10
 
 
 class Source(NamedTuple):
@@ -23,9 +22,10 @@ class Source(NamedTuple):
     Attributes:
       name: name by which it was loaded.
       images: (N, H, W, C), uint8, or float32 for all other types; tokens (N, T) int32.
-      labels: (N,) int32 in 0..classes-1; targets of a regression are (N, classes) float32.
+      labels: (N,) int32 in 0..classes-1; of other tasks targets of a regression (N, classes) float32, several
+        labels (N, classes) bool, or following tokens (N, T) int32.
       train: (N,) bool, True where the source calls the row a training row.
-      classes: number of classes, one may have no rows; of a regression the number of targets.
+      classes: number of classes, one may have no rows; of other tasks the number of outputs.
       columns: further values of every row, (N,) integers or words by name, such as its owner or device.
       numbers: (N,) int, number of every row where it came from, before training images were put first, and
         others perhaps left out; None where that is the same.
@@ -49,19 +49,7 @@ class Source(NamedTuple):
     @property
     def task(self) -> Task:
         """What labels are."""
-        return REGRESSION if self.labels.dtype.kind == "f" else CLASSES
-
-
-def strata(labels: np.ndarray) -> np.ndarray:
-    """Return the stratum of every row (N,) int32: its class, or the tenth in which its (first) target lies.
-
-    Whatever is divided by class is divided by these: clients' rows, test rows, public rows.
-    """
-    if labels.dtype.kind != "f":
-        return labels
-    first = labels[:, 0]
-    ends = np.unique(np.quantile(first, np.arange(1, TENTHS) / TENTHS))
-    return np.unique(np.searchsorted(ends, first, "right"), return_inverse=True)[1].astype(np.int32)
+        return task_for(self.labels)
 
 
 def of_vectors(shape: Sequence[int]) -> bool:
@@ -164,7 +152,7 @@ def numbered(chosen: str) -> list[int]:
 def from_arrays(
     name: str,
     images: np.ndarray,
-    labels: np.ndarray,
+    labels: Any,
     train: np.ndarray | None,
     classes: int,
     columns: Mapping[str, np.ndarray] = MappingProxyType({}),
@@ -181,39 +169,42 @@ def from_arrays(
       images: (N, H, W) or (N, H, W, C), uint8 or float; or vectors (N, d), integers (as float32) or float;
         or, with a vocabulary, tokens (N, T).
       labels: (N,) integers in 0..classes-1; or words, which are numbered in their order and name the classes;
-        or for a regression floats (N,) or (N, targets).
+        or for a regression floats (N,) or (N, targets); or several labels (N, k), 0 or 1; or None, where the
+        next token is the label.
       train: (N,) bool, True for a training row; None sets a fixed stratified fifth aside for testing, which
         may have no row of a small class.
-      classes: number of classes; of a regression it is not read.
+      classes: number of classes; other tasks do not read it.
       columns: further values of every row, (N,) integers or words by name.
       numbers: (N,) int, number of every row where it came from; None where these are 0, 1, 2, ...
       divided: whether the data say themselves which rows are for testing, and `train` was not made up.
       class_names: a word for each class, or none.
       vocabulary: number of different tokens, if the rows are tokens.
-      task: a name in `TASKS`; "auto" says it by the labels' type: floats are targets of a regression.
+      task: a name in `TASKS`; "auto" says it by the labels' type, see `jaxfl.tasks.meant`.
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
     """
     images = _array(name, "images", images)
     images = _checked_tokens(name, images, vocabulary) if vocabulary else _checked_images(name, images)
-    labels = _array(name, "labels", labels)
-    if _task(name, labels, task) is REGRESSION:
-        labels, class_names = _checked_targets(name, labels, len(images)), ()
-        classes = labels.shape[1]
+    labels = labels if labels is None else _array(name, "labels", labels)
+    found = meant(name, labels, task)
+    if found.every_token:
+        labels, classes = None, vocabulary
+    elif labels is None:
+        raise JaxflError(f"{name} has no labels, which --task {found.name} needs; give each row its label.")
+    elif found is CLASSES and labels.dtype.kind in "SU" and labels.ndim == 1:
+        require_everywhere(name, "labels", labels)
+        words, labels = np.unique(labels.astype(str), return_inverse=True)
+        class_names, classes = words.tolist(), len(words)
     if not isinstance(classes, int | np.integer) or classes > MOST_CLASSES:
         raise JaxflError(
             f"{name}: classes must be the number of classes, at most {MOST_CLASSES:,}, but is {classes!r}."
         )
-    if labels.dtype.kind in "SU" and labels.ndim == 1:
-        require_everywhere(name, "labels", labels)
-        words, labels = np.unique(labels.astype(str), return_inverse=True)
-        class_names, classes = words.tolist(), len(words)
+    labels, classes = found.read(name, labels, images, int(classes))
     if class_names and len(class_names) != classes:
-        raise JaxflError(f"{name} names {len(class_names)} of {classes} classes; name all of them.")
-    labels = labels if labels.dtype.kind == "f" else _checked_labels(name, labels, len(images), classes)
+        raise JaxflError(f"{name} names {len(class_names)} of {classes} {found.outputs}; name all of them.")
     if train is None:
-        train, divided = ~_stratified_fifth(strata(labels)), False
+        train, divided = ~stratified_fifth(strata(labels)), False
     elif (train := _array(name, "train", train)).dtype != bool or train.shape != labels.shape[:1]:
         raise JaxflError(
             f'{name}: split (train of a Source) must say "train" or "test", or True for training, once '
@@ -304,62 +295,6 @@ def _checked_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> np.ndarra
     return tokens.astype(np.int32)
 
 
-def _task(name: str, labels: np.ndarray, task: str) -> Task:
-    """Return the task that labels and the user's choice say.
-
-    Raises:
-      JaxflError: if they do not say one, or contradict each other.
-    """
-    if task not in ("auto", *TASKS):
-        raise JaxflError(f"There is no task {task!r}; {nearest(task, ['auto', *TASKS])}")
-    if labels.dtype.kind == "f" and task == "auto" and (labels == np.round(labels)).all():
-        raise JaxflError(
-            f"{name}: labels are {labels.dtype}, but all of them whole: write --task regression for numbers, "
-            "or store integers 0, 1, 2, ... for classes."
-        )
-    found = REGRESSION if labels.dtype.kind == "f" else CLASSES
-    if found is REGRESSION and task == CLASSES.name:
-        raise JaxflError(f"{name}: labels are {labels.dtype}, but --task classes numbers them 0, 1, 2, ...")
-    return found if task == "auto" else TASKS[task]
-
-
-def _checked_targets(name: str, labels: np.ndarray, rows: int) -> np.ndarray:
-    """Return the targets of a regression, (N, targets) float32."""
-    if labels.dtype.kind not in "biuf":
-        raise JaxflError(f"{name}: labels are {labels.dtype}, but --task regression takes numbers.")
-    if labels.ndim not in (1, 2) or labels.shape[0] != rows or not labels.size:
-        raise JaxflError(
-            f"{name}: labels have shape {labels.shape}, not ({rows},) or ({rows}, targets), numbers per row."
-        )
-    with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
-        labels = labels.reshape(rows, -1).astype(np.float32)
-    if wrong := (~np.isfinite(labels)).any(1).sum():
-        raise JaxflError(
-            f"{name}: {wrong} of {rows} rows have NaN or an infinite value (as float32) as their label; "
-            "leave them out."
-        )
-    return labels
-
-
-def _checked_labels(name: str, labels: np.ndarray, rows: int, classes: int) -> np.ndarray:
-    if labels.shape != (rows,):
-        mend = ".ravel() takes the brackets away"
-        if labels.shape != (rows, 1):
-            mend = "rows of zeros and a one become numbers by .argmax(1)"
-        raise JaxflError(
-            f"{name}: labels have shape {labels.shape}, not ({rows},), a number per image; {mend}."
-        )
-    if labels.dtype.kind not in "iu":
-        raise JaxflError(f"{name}: labels are {labels.dtype}; number the classes 0, 1, 2, ...")
-    if labels.min() < 0 or labels.max() >= classes:
-        raise JaxflError(
-            f"{name}: labels run from {labels.min()} to {labels.max()}, but {classes} classes must be "
-            f"numbered from 0 to {classes - 1}; leave out rows without a label, and number labels with gaps "
-            "anew: numpy.unique(labels, return_inverse=True)[1]."
-        )
-    return labels.astype(np.int32)
-
-
 def is_column(values: np.ndarray, rows: int) -> bool:
     """Return whether an array holds an integer or a word for each of so many rows."""
     return values.shape == (rows,) and values.dtype.kind in "biuSU"
@@ -374,7 +309,7 @@ def _checked_column(name: str, key: str, values: np.ndarray, rows: int) -> np.nd
     return values
 
 
-def _stratified_fifth(labels: np.ndarray) -> np.ndarray:
+def stratified_fifth(labels: np.ndarray) -> np.ndarray:
     """Return a fixed fifth of the rows, (N,) bool, with a fifth of each class."""
     from sklearn.model_selection import train_test_split
 

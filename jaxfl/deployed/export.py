@@ -110,7 +110,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
     sees = "as the client sees them" if model.images.shifted else "as the data set has them"
     named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     parts = [
-        FRONT.format(of=of, task="regression" if model.target else "classification"),
+        FRONT.format(of=of, task=task.hub),
         f"# {run.variant.label} on {tried['dataset']}",
         f"What clients deploy after round {run.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
@@ -145,8 +145,9 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
         PLAIN.format(
             file=any_file,
             x=("tokens" if kind == "tokens" else NORMALISED) + f"  # {sees}",
-            given=', vocabulary=about["vocabulary"]' if kind == "tokens" else "",
-            answer=OF_TARGETS if model.target else OF_CLASSES,
+            given=(', vocabulary=about["vocabulary"]' if kind == "tokens" else "")
+            + (", every_token=True" if task.every_token else ""),
+            answer=task.code,
         )
         + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
         if all(of.plain(partial(own, of.client)) for models in files.values() for of in models)
@@ -219,13 +220,8 @@ def _normalised(model: Deployed) -> str:
 
 def _outputs(model: Deployed, dataset: str) -> str:
     """Return what outputs stand for."""
-    if model.target:
-        mean, std = map(_list, model.target)
-        return f"Output k is target k, as (target - mean) / std with mean {mean} and std {std}."
-    return (
-        f"Output k stands for the class `classes[k]` of {dataset}, listed in the metadata of the file; -1 "
-        "means none."
-    )
+    mean, std = map(_list, model.target) if model.target else ("", "")
+    return model.model.task.says.format(dataset=dataset, mean=mean, std=std)
 
 
 def _scores(scores: list[float | None], task: Task) -> str:
@@ -290,10 +286,6 @@ scores, _ = model.apply(weights, weights, x, train=False)  # parameters and stat
 """
 
 NORMALISED = '(images - np.float32(about["mean"])) / np.float32(about["std"])'
-OF_CLASSES = 'labels = np.array(about["classes"])[scores.argmax(1)]'
-OF_TARGETS = (
-    'targets = np.asarray(scores) * np.array(about["target"]["std"]) + np.array(about["target"]["mean"])'
-)
 
 LAYOUT = f"""
 Without jaxfl: in its networks images are (batch, height, width, channels) and are flattened in this order;

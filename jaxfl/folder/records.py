@@ -124,11 +124,13 @@ class Accuracy(TypedDict):
     macro_f1: NotRequired[float]
     mae: NotRequired[float]
     r2: NotRequired[Known]
+    token_accuracy: NotRequired[float]
     validation: Known  # mean over clients, on validation rows
     per_client: list[Known]  # by id; None for newcomers
     macro_f1_per_client: NotRequired[list[Known]]
     r2_per_client: NotRequired[list[Known]]
-    per_class: NotRequired[list[Known]]  # over all rows of each class of the data set; None without rows
+    token_accuracy_per_client: NotRequired[list[Known]]
+    per_class: NotRequired[list[Known]]  # over all rows of each class or label of the data; None without rows
     per_group: dict[str, float]  # mean over the clients of each architecture
     scores: NotRequired[dict[str, Score]]  # what `--show` asks for
     confusion: NotRequired[list[list[int]]]

@@ -4,7 +4,7 @@ In a round of the cohort S_t, with w_n client n's model, D_r some public images 
 
     w_n <- LocalSGD(w_n)                                            E epochs
     s_n  =  softmax(f(w_n, D_r) / T), or the logits f(w_n, D_r)
-    t_n  =  sum_m C[n, m] s_m                                       m in S_t
+    t_n  =  sum_m C[n, m] s_m, or what a method makes of these      m in S_t
     w_n <- SGD over the distance of f(w_n, D_r) from t_n            R passes, rate distill_lr
 
 A method sets the weights C and how the server learns them. A client deploys w_n, and receives nothing before
@@ -55,7 +55,7 @@ class Signal(NamedTuple):
     """The message that clients exchange, and the loss of learning from it.
 
     Args:
-      encode: ``(task, logits (R, outputs), hyper) -> s_n (R, outputs)``.
+      encode: ``(task, logits (R, outputs), hyper) -> s_n (R, outputs)``; of tokens (R, T, outputs).
       loss: ``(model, t_n, hyper) -> loss`` of learning from a teacher, see `jaxfl.core.training.descend`.
     """
 
@@ -88,16 +88,18 @@ class RoundPredictions(NamedTuple):
 
     Args:
       i: (k,) ids of the cohort; in an empty place an id that no client has.
-      share: (k,) float, a client's share of all clients' training rows; 0 in an empty place.
+      share_of_all: (k,) float, a client's share of all clients' training rows; 0 in an empty place.
       clients: () float, number of clients that are not newcomers.
       c: (k, k), the teachers' weights.
+      t: (k, R, outputs), the teachers.
       s: (k, R, outputs), predictions; those of the distilled models if the method asks for them.
     """
 
     i: jax.Array
-    share: jax.Array
+    share_of_all: jax.Array
     clients: jax.Array
     c: jax.Array
+    t: jax.Array
     s: jax.Array
 
 
@@ -115,11 +117,12 @@ def exchanging(
     config: Exchange,
     *,
     weigh: Callable,
+    teach: Callable = lambda c, s, hyper: tree.weighted_sum(c, s),
     start: Callable[[Federation], jax.Array] = nobody_has_met,
     learn: Callable = remember,
     resend: bool = False,
     signal: Signal = SOFT_PREDICTIONS,
-    summary: Callable[[jax.Array, Federation], dict] = lambda matrix, federation: {},
+    findings: Callable = lambda matrix, seen, federation: {},
     prepare: Step | None = None,
 ) -> Algorithm:
     """Build a method whose clients exchange predictions.
@@ -127,11 +130,13 @@ def exchanging(
     Args:
       config: the method's options.
       weigh: ``(matrix, i, s, hyper) -> C`` (k, k) for the clients of the round; its rows sum to 1.
+      teach: ``(c (..., k), s (k, R, outputs), hyper) -> t (..., R, outputs)``, what clients learn whose
+        teachers weigh c; by default the weighted mean.
       start: ``federation -> matrix`` before the first round; by default nobody has taught yet.
       learn: ``(matrix, RoundPredictions, hyper) -> matrix``, the server's step.
       resend: whether `learn` needs predictions of the distilled models, which clients then send, too.
       signal: the message that clients exchange, and its loss.
-      summary: ``(matrix, federation) -> findings`` about the matrix, see `Info.findings`.
+      findings: ``(matrix, RoundPredictions, federation) -> findings`` of the round, see `Info.findings`.
       prepare: see `Algorithm`.
     """
 
@@ -173,14 +178,15 @@ def exchanging(
         learnt, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
         s = jnp.concatenate(s)
         c = weigh(state.matrix, i, s, hyper)
-        own = tuple(zip(learnt, split(tree.weighted_sum(c, s), cohort), strict=True))
+        t = teach(c, s, hyper)
+        own = tuple(zip(learnt, split(t, cohort), strict=True))
         distilled = map_clients(learn_from_teacher, key, federation, cohort, own=own)
         weights, after = zip(*distilled, strict=True)
         teacher = ensembles.teachers(federation.models, learnt, mixed, (hyper,), split(c, cohort))
         clients = federation.participants.sum()
-        seen = RoundPredictions(i, share, clients, c, jnp.concatenate(after) if resend else s)
+        seen = RoundPredictions(i, share, clients, c, t, jnp.concatenate(after) if resend else s)
         matrix = learn(state.matrix, seen, hyper)
-        prediction = len(rows) * s.shape[-1]
+        prediction = s[0].size
 
         def every(message):
             return (message,) * len(federation.groups)
@@ -191,13 +197,13 @@ def exchanging(
                 federation, cohort, every([jax.ShapeDtypeStruct(s.shape[1:], s.dtype)] * (1 + resend))
             ),
             down=sent_down(cohort, every(prediction + len(rows))),
-            findings=summary(matrix, federation),
+            findings=findings(matrix, seen, federation),
             trained=own_models.predictors(learnt),
             teacher=teacher,
         )
 
     def mixed(task, logits, hyper, c):
-        return tree.weighted_sum(c, signal.encode(task, logits, hyper))
+        return teach(c, signal.encode(task, logits, hyper), hyper)
 
     def matrices(state):
         return {"teachers": state.matrix}

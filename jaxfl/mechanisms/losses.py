@@ -58,6 +58,7 @@ def absolute_error(model: Model, target) -> Callable:
 
     def loss(w, batch, key):
         logits, stats = forward(model, w, batch, key)
-        return mean(jnp.abs(logits - target[batch.position]).mean(1), batch), stats
+        away = jnp.abs(logits - target[batch.position])
+        return mean(away.mean(tuple(range(1, away.ndim))), batch), stats
 
     return loss

@@ -35,7 +35,7 @@ def refuse_module(name: str, thing: Any) -> None:
                 )
 
 
-def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
+def check(name: str, model: Any, shape: tuple[int, ...], classes: int, every_token: bool = False) -> None:
     """Raise `JaxflError` if what a factory returned is no model for these images and classes.
 
     Args:
@@ -43,10 +43,11 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
       model: return value of the factory.
       shape: (H, W, C) of an image.
       classes: number of classes.
+      every_token: whether it is to have outputs of each token.
 
     Raises:
       JaxflError: if it is not a `Model`, a block is not a Flax module or cannot be called as one, it takes
-        other images, two blocks share a name, or it does not return (B, classes).
+        other images, two blocks share a name, or it does not return (B, classes), or (B, T, classes).
     """
     refuse_module(f"what {name} returns", model)
     if not isinstance(model, Model):
@@ -92,11 +93,14 @@ def check(name: str, model: Any, shape: tuple[int, ...], classes: int) -> None:
     x = model.examples(EXAMPLES)
     mask = jax.ShapeDtypeStruct((EXAMPLES,), bool)
     logits = jax.eval_shape(forward, jax.random.key(0), x, mask)
-    if logits.shape != (EXAMPLES, classes):
+    wanted = (*shape, classes) if every_token else (classes,)
+    if logits.shape[1:] != wanted:
         raise JaxflError(
-            f"{name} returns {logits.shape[1:]} for an image, not ({classes},): a score for each class; "
+            f"{name} returns {logits.shape[1:]} for an example, not {wanted}: a score for each class; "
             + (
-                "flatten or average its maps before the last layer."
+                "the next token needs a score of every token at each place."
+                if every_token
+                else "flatten or average its maps before the last layer."
                 if len(logits.shape) > 2
                 else f"give its last block {classes} features."
             )

@@ -3,8 +3,10 @@
 A new one is one entry in a table below: records, tables, studies, pictures and logs ask these.
 """
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.tasks import CLASSES, REGRESSION, Task, macro_f1, mae, r2, task_of
+from jaxfl.tasks import CLASSES, LABELS, NEXT_TOKEN, REGRESSION, Task, labels, task_of
+from jaxfl.tasks.classes import macro_f1
+from jaxfl.tasks.next_token import token_accuracy
+from jaxfl.tasks.regression import mae, r2
 
 NOTHING: Any = 0  # the precision of a class that is not predicted, and the recall of one without rows
 PER_CLASS = "per-class"  # not one measure but one for each class
@@ -215,6 +220,14 @@ SCORES_OF = {  # by task
         _score("mae", "MAE", min, overall=lambda counts: mae(counts).mean()),
         _score("r2", "R2", overall=lambda counts: _mean(r2(counts))),
     ),
+    "labels": by_name(
+        *_of_clients(LABELS, "lowest"),
+        _score("macro-f1", "macro F1 %", overall=lambda counts: _mean(labels.macro_f1(counts))),
+    ),
+    "next-token": by_name(
+        *_of_clients(NEXT_TOKEN, "worst"),
+        _score("token-accuracy", "token accuracy %", overall=lambda counts: token_accuracy(counts).mean()),
+    ),
 }
 
 
@@ -224,7 +237,8 @@ def _mean(values: np.ndarray) -> float:
     return known.mean() if len(known) else math.nan
 
 
-SCORES = SCORES_OF["regression"] | SCORES_OF["classes"]  # their names; those of both are of classes here
+# Their names; those of several tasks are of classes here.
+SCORES = functools.reduce(operator.or_, reversed(SCORES_OF.values()))
 
 
 def needs_rows(show: Collection[str]) -> bool:
@@ -268,9 +282,10 @@ def class_names(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def in_units_of(task: Task, what: Measure) -> Measure:
     """Return an accuracy as the score of another task: its title, its unit, and which way is better."""
-    if task is CLASSES:
-        return what
-    title = what.title.replace("accuracy", task.title).removesuffix(" %")
+    title = what.title.replace("accuracy", task.title)
+    if task.percent:
+        return what._replace(title=title)
+    title = title.removesuffix(" %")
     return what._replace(title=title, unit=1, better=what.better and task.better)
 
 

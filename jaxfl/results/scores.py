@@ -48,9 +48,8 @@ def accuracy(
         f"{further}_per_client": by_id(compute(every)),
         "per_group": {model.name: float(own[present].mean()) for model, own, present in of_groups},
     }
-    if task is CLASSES:
-        right, rows = counts.right.sum(0).tolist(), counts.rows.sum(0).tolist()
-        found["per_class"] = [a / b if b else None for a, b in zip(right, rows, strict=True)]
+    if task.per_output:
+        found["per_class"] = [*map(_or_none, task.per_output(counts).tolist())]
     clients, each = _answers(likely, federation) if likely and task is CLASSES else [], {}
     for name in filter(show.__contains__, measures):
         if (compute := measures[name].counts) is not None:

@@ -38,7 +38,8 @@ def build_models(
     built = []
     for choice in named:
         name, texts = choices.split(choice)
-        model = zoo.build(choice, shape=shape, classes=partition.outputs, vocabulary=vocabulary)
+        outputs = {"classes": partition.outputs, "every_token": task.every_token}
+        model = zoo.build(choice, shape=shape, vocabulary=vocabulary, **outputs)
         base, some_options, _ = model.name.partition(",")
         # A name that shows an option, or is one of several with the same base, shows all that were given.
         if some_options or sum(choices.split(other)[0] == name for other in named) > 1:
@@ -86,11 +87,13 @@ def client_devices(setup: Setup, federation: Federation) -> PerGroup | None:
 
 
 def _by_default(shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Return two default architectures that suit images (H, W, C), or tokens (T,)."""
+    """Return two default architectures that suit images or windows (H, W, C), or tokens (T,)."""
     if kind_of(shape) == "tokens":
         return "transformer", "gru"
     if of_vectors(shape):
         return "mlp", "mlp,hidden=50"
+    if shape[0] == 1:
+        return "mlp", "harcnn" if shape[1] > 27 else "mlp,hidden=50"
     return ("mlp", "mcmahan,padding=same") if min(shape[:2]) < 16 else ("lenet5", "mcmahan")
 
 

@@ -183,7 +183,8 @@ def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, be
     models = build_models(setup, shape, partition, task_of(images), vocabulary)
     links = link(setup, len(partition.train), begun)
     moments = recorded_moments(images)
-    federation = with_newcomers(setup, without_data(partition, models, moments, images["public"], links))
+    data = without_data(partition, models, moments, images["public"], links, vocabulary)
+    federation = with_newcomers(setup, data)
     return replace(federation, wire=wire_of(setup, federation))
 
 
@@ -282,8 +283,15 @@ def share_out(setup: Setup, largest: int) -> tuple[int, int]:
 
 
 def load_source(setup: Setup) -> Source:
-    """Load the clients' data set."""
-    return load(setup.data.dataset, setup.machine.data_dir, task=setup.data.task)
+    """Load the clients' data set.
+
+    Raises:
+      JaxflError: if it is not available, or all rows are of one class.
+    """
+    source = load(setup.data.dataset, setup.machine.data_dir, task=setup.data.task)
+    if source.labels.ndim == 1 and source.classes < 2:
+        raise JaxflError(f"{source.name}: all rows are of one class, so there is nothing to learn.")
+    return source
 
 
 def chosen_partitioner(setup: Setup) -> tuple[str, Callable, dict[str, Any]]:

@@ -49,7 +49,7 @@ from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.models.named import ClientWeights
 from jaxfl.registry import METHODS
-from jaxfl.tasks import Score
+from jaxfl.tasks.classes import Score
 
 ROUNDS = 5
 KEY = jax.random.key(0)

@@ -22,7 +22,7 @@ from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import norms, zoo
 from jaxfl.registry import METHODS
 from jaxfl.results.result import joined, records
-from jaxfl.tasks import Score
+from jaxfl.tasks.classes import Score
 
 INPUTS = 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client

@@ -11,8 +11,7 @@ import pytest
 import jaxfl
 from jaxfl.data.readers import load
 from jaxfl.errors import JaxflError
-from jaxfl.models import own, zoo
-from jaxfl.models.model import TokenShape
+from jaxfl.models import own, shape_check, zoo
 from jaxfl.models.zoo.gru import GRU
 from jaxfl.models.zoo.tokens import real_places
 
@@ -73,11 +72,16 @@ def test_wrong_tokens_are_refused(written, changed, sentence):
         load(written(**changed))
 
 
+@pytest.mark.parametrize("every_token", [False, True])
 @pytest.mark.parametrize("name", ["gru", "transformer"])
-def test_what_follows_the_end_of_a_row_has_no_effect(name):
-    """A row gives the same, however much room is after it; its own tokens and their places count."""
+def test_what_follows_the_end_of_a_row_has_no_effect(name, every_token):
+    """A row gives the same, however much room is after it; its own tokens and their places count.
+
+    Outputs of every token depend on those up to it.
+    """
     short, long = (
-        zoo.build(f"{name},width=0.25", shape=(steps,), classes=3, vocabulary=WORDS) for steps in (4, 7)
+        zoo.build(f"{name},width=0.25", shape=(steps,), classes=3, vocabulary=WORDS, every_token=every_token)
+        for steps in (4, 7)
     )
     w = jax.jit(long.init)(jax.random.key(0))
     cut = jax.tree.map_with_path(
@@ -89,9 +93,15 @@ def test_what_follows_the_end_of_a_row_has_no_effect(name):
         np.asarray(model.apply(weights.params, weights.stats, x, train=False)[0])
         for model, weights, x in ((short, cut, tokens), (long, w, padded))
     ]
+    if every_token:
+        assert (outputs[1][:, 4:] == 0).all()
+        outputs[1] = outputs[1][:, :4]
+        other, _ = short.apply(cut.params, cut.stats, np.int32([[1, 8, 0, 2], [5, 5, 4, 4]]), train=False)
+        np.testing.assert_allclose(other[:, :2], outputs[0][:, :2], rtol=1e-5, atol=1e-6)
+        assert np.abs(other[:, 2:] - outputs[0][:, 2:]).min(1).max() > 1e-4
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
-    turned = long.apply(w.params, w.stats, padded[:, [1, 0, *range(2, 7)]], train=False)[0]
-    assert np.abs(turned[0] - outputs[1][0]).max() > 1e-4
+    turned = short.apply(cut.params, cut.stats, tokens[:, [1, 0, 2, 3]], train=False)[0]
+    assert np.abs(turned[0] - outputs[0][0]).max() > 1e-4
 
 
 def test_gated_recurrent_units_are_those_of_the_paper():
@@ -119,6 +129,28 @@ def test_gated_recurrent_units_are_those_of_the_paper():
         np.testing.assert_allclose(y, h, rtol=1e-5)
 
 
+class Scan(nn.Module):
+    """Scores of every token at each place, by those up to it: their sum, and two layers."""
+
+    words: int
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        """Map tokens (B, T) to scores (B, T, words)."""
+        z = nn.Embed(self.words, 5, name="embed")(jnp.maximum(x, 0)).cumsum(1)
+        return nn.Dense(self.words, name="out")(nn.relu(nn.Dense(4, name="hidden")(z)))
+
+
+def test_a_network_of_ones_own_may_say_what_follows_each_token():
+    model = own.from_linen("scan", Scan(WORDS), (STEPS,), WORDS)
+    assert model.names == ("embed", "hidden", "out") and model.output == (STEPS, WORDS)
+    shape_check.check("scan", model, (STEPS,), WORDS, every_token=True)
+    with pytest.raises(JaxflError, match=r"returns \(6, 9\) for an example, not \(9,\)"):
+        shape_check.check("scan", model, (STEPS,), WORDS)
+    with pytest.raises(JaxflError, match="the next token needs a score of every token at each place"):
+        shape_check.check("bag", bag((STEPS,), WORDS), (STEPS,), WORDS, every_token=True)
+
+
 class Bag(nn.Module):
     """The mean of the words' vectors, and a classifier."""
 
@@ -140,7 +172,7 @@ def bag(shape, classes):
 
 
 def test_a_network_of_ones_own_may_begin_with_an_embedding():
-    model = bag(TokenShape((STEPS,)), 3)
+    model = bag((STEPS,), 3)
     assert model.names == ("embed", "hidden", "out") and model.tokens and not model.head.tokens
     w = model.init(jax.random.key(0))
     assert w.params["embed"]["embedding"].shape == (WORDS, 5)
@@ -150,7 +182,7 @@ def test_a_network_of_ones_own_may_begin_with_an_embedding():
     np.testing.assert_allclose(in_parts[-1], whole, rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedkemf,knowledge=[gru,width=0.125]"])
 def test_methods_learn_from_tokens(method, written, tmp_path):
     """The deployed models predict tokens as they were scored, with the metadata that the folder has."""
     network = tmp_path / "net.py"
@@ -181,13 +213,15 @@ def test_methods_learn_from_tokens(method, written, tmp_path):
         ({"normalise": "feature"}, "--normalise feature: .* holds tokens, which are no amounts"),
         ({"public": "digits"}, "tokens of another set do not mean the same"),
         ({"models": ["mlp"]}, r"mlp takes images .* not \(6,\); tokens need a network that embeds them"),
+        ({"method": "fedkemf", "knowledge": "mlp"}, r"mlp takes images .* not \(6,\); tokens need a network"),
+        (
+            {"models": ["harcnn"]},
+            r"harcnn takes windows of a signal, .* not examples of shape \(6,\)",
+        ),
         ({"models": ["gru"], "dataset": "digits"}, r"gru takes tokens, but the data are examples of shape"),
     ],
 )
 def test_what_is_for_images_is_refused(options, sentence, written, tmp_path):
     with pytest.raises(JaxflError, match=sentence):
-        jaxfl.run(
-            "fedavg",
-            run_dir=str(tmp_path / "run"),
-            **{"dataset": written(), "clients": 2, "quiet": True} | options,
-        )
+        options = {"method": "fedavg", "dataset": written(), "clients": 2, "quiet": True} | options
+        jaxfl.run(options.pop("method"), run_dir=str(tmp_path / "run"), **options)

@@ -2,9 +2,11 @@
 
 import jax
 import numpy as np
+import pytest
 from conftest import assert_same
 
 from jaxfl.mechanisms.shared_entries import add_up, hand_out, slices
+from jaxfl.models import zoo
 from jaxfl.models.blocks import BasicBlock, ConvBlock, DenseBlock
 from jaxfl.models.build import network, scaled
 from jaxfl.models.model import Block, Weights
@@ -28,8 +30,21 @@ def varied(width):
     return network(f"blocks,width={width}", body, shape=(8, 8, 1), classes=3)
 
 
-def test_a_slice_is_the_wider_network_without_its_other_channels():
-    models = narrow, wide = varied(0.5), varied(1)
+def recurrent(width):
+    """Return gated recurrent units that say what follows each token."""
+    return zoo.build(
+        f"gru,embedding=4,hidden=6,width={width}", shape=(5,), classes=7, vocabulary=7, every_token=True
+    )
+
+
+def along_steps(width):
+    """Return convolutions along the steps of a signal."""
+    return zoo.build(f"harcnn,kernel=3,width={width / 32}", shape=(1, 11, 2), classes=3)
+
+
+@pytest.mark.parametrize("family", [varied, recurrent, along_steps])
+def test_a_slice_is_the_wider_network_without_its_other_channels(family):
+    models = narrow, wide = family(0.5), family(1)
     rng, places, nothing = np.random.default_rng(0), slices(models), Weights({}, {})
 
     def draw(leaf):
@@ -40,7 +55,7 @@ def test_a_slice_is_the_wider_network_without_its_other_channels():
     whole = jax.jit(lambda weights: add_up((weights, nothing), places, zero))(weights)
     assert_same(hand_out(whole, places, (weights, zero[1]))[0], weights)
 
-    x = draw(np.empty((2, *narrow.shape)))
+    x = rng.integers(0, 7, (2, *narrow.shape)) if narrow.tokens else draw(np.empty((2, *narrow.shape)))
     of_narrow, of_wide = (
         jax.jit(lambda w, model=model: model.apply(w.params, w.stats, x, train=False)[0])(w)
         for model, w in zip(models, (weights, whole[1]), strict=True)

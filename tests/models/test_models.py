@@ -546,6 +546,14 @@ def test_networks_compute_in_double_precision_under_x64(factory):
             {"depth": 1},
             16 * 192 + 192 + 16 * 192 + 12 * 192**2 + 13 * 192 + 384 + 579,
         ),
+        # PFLlib's, whose 26 steps of 64 channels are flattened
+        (
+            zoo.harcnn,
+            (1, 128, 9),
+            6,
+            {},
+            9 * 9 * 32 + 32 + 9 * 32 * 64 + 64 + 1665 * 1024 + 1025 * 512 + 513 * 6,
+        ),
         (zoo.resnet18, COLOUR, 10, {}, 11_173_962),
         # As public implementations count them for ImageNet's classes; ShuffleNet's first unit is narrower.
         (zoo.shufflenet, COLOUR, 1000, {}, 2_278_604 - 3_230),

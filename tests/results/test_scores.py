@@ -36,7 +36,7 @@ from jaxfl.results.measures import SCORES, Rows
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
 from jaxfl.results.scores import accuracy, cohort_accuracy, teacher_accuracy
-from jaxfl.tasks import CLASSES, Score, macro_f1
+from jaxfl.tasks.classes import CLASSES, Score, macro_f1
 
 SIZES = (7, 10)
 

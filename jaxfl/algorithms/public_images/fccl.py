@@ -20,6 +20,7 @@ pre-training w_i^0 is not remembered, and w_i^- is the initial model in a client
 lasts as long as a round's local training, in the authors' code 50 epochs. lambda is `lam`.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -68,12 +69,12 @@ def standardised(z):
 
 
 def correlation(model: fl.Model, target, lam):
-    """Return the loss of a public batch with the mean logits (B, C) as target."""
+    """Return the loss of a public batch with the mean logits (B, C), or (B, T, C), as target."""
 
     def loss(w, batch, key):
         z, stats = fl.forward(model, w, batch, key)
-        m = standardised(target[batch.position])
-        c = jnp.matmul(standardised(z).T, m, precision="highest") / len(z)
+        z, m = (y.reshape(-1, y.shape[-1]) for y in (z, target[batch.position]))
+        c = jnp.matmul(standardised(z).T, standardised(m), precision="highest") / len(z)
         same = jnp.eye(len(c), dtype=bool)
         return jnp.where(same, jnp.square(1 - c), lam * jnp.square(1 + c)).sum(), stats
 
@@ -145,7 +146,8 @@ def build(config: FCCL) -> fl.Algorithm:
                 return fl.public_images.logits(w, client, rows)
 
             logits = jnp.concatenate(fl.map_clients(say, batch_key, federation, cohort, own=weights))
-            target = jnp.mean(logits, 0, where=present[:, None, None])
+            here = present.reshape(-1, *[1] * (logits.ndim - 1))
+            target = jnp.mean(logits, 0, where=here)
 
             def follow(key, client, nothing, w):
                 return fl.descend(
@@ -163,7 +165,7 @@ def build(config: FCCL) -> fl.Algorithm:
             return fl.map_clients(follow, batch_key, federation, cohort, own=weights), None
 
         correlated, _ = fl.scan(correlate, weights, (jnp.arange(len(batches), dtype=jnp.int32), batches))
-        spoken = batches.size * federation.models[0].classes
+        spoken = batches.size * math.prod(federation.models[0].output)
         told = min(whole.size, batches.size)  # which images
         up = fl.sent_up(cohort, (spoken,) * len(weights))
         down = fl.sent_down(cohort, (spoken + told,) * len(weights))

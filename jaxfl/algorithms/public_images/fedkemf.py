@@ -60,7 +60,13 @@ def network(config: FedKEMF, federation) -> fl.Model:
     if config.knowledge == "smallest":
         return min(federation.models, key=lambda model: model.size)
     first = federation.models[0]
-    model = zoo.build(config.knowledge, shape=first.shape, classes=first.classes)
+    model = zoo.build(
+        config.knowledge,
+        shape=first.shape,
+        classes=first.classes,
+        vocabulary=federation.vocabulary,
+        every_token=first.task.every_token,
+    )
     return dataclasses.replace(
         model, convolution=first.convolution, precision=first.precision, task=first.task
     )
@@ -143,7 +149,7 @@ def build(config: FedKEMF) -> fl.Algorithm:
 
     def ensemble(task, logits, present, temperature):
         """Return the teacher t (R, outputs) from logits (k, R, outputs) of the clients present (k,)."""
-        present = present[:, None, None]
+        present = present.reshape(-1, *[1] * (logits.ndim - 1))
         if config.ensemble == "vote":
             votes = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=logits.dtype)
             return jnp.mean(votes, 0, where=present)

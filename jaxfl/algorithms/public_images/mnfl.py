@@ -52,7 +52,7 @@ def build(config: MNFL) -> fl.Algorithm:
     def learn(matrix, seen: fl.RoundPredictions, hyper):
         """Take the step of eq. 7."""
         gradient = distance_gradient(seen.c, seen.s)
-        return fl.learned_matrix.learn(matrix, seen.i, seen.share, gradient, hyper, seen.clients)
+        return fl.learned_matrix.learn(matrix, seen.i, seen.share_of_all, gradient, hyper, seen.clients)
 
     def distance_gradient(c, s):
         """Return d_nm of eq. 7: weights c (k, k), predictions s (k, R, outputs) -> (k, k)."""
@@ -63,11 +63,11 @@ def build(config: MNFL) -> fl.Algorithm:
         ratio = jnp.log(jnp.maximum(t, smallest)) - jnp.log(jnp.maximum(s, smallest))
         return fl.mixing.products(ratio + 1, s) / s.shape[1]
 
-    def summary(matrix, federation):
+    def findings(matrix, seen, federation):
         return {"weight": fl.learned_matrix.summary(matrix, federation)}
 
     resend = config.matrix_predictions == "after"
-    return fl.exchanging(config, start=start, weigh=weigh, learn=learn, resend=resend, summary=summary)
+    return fl.exchanging(config, start=start, weigh=weigh, learn=learn, resend=resend, findings=findings)
 
 
 def needs(config: MNFL) -> tuple[str, ...]:

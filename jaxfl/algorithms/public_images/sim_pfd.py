@@ -28,7 +28,7 @@ class SimPFD(fl.Exchange):
 
 def cosines(s, present):
     """Return cos_nm (k, k) of predictions s (k, R, outputs), -1 for absent clients m."""
-    length = jnp.sqrt(jnp.square(s).sum((1, 2)))
+    length = jnp.sqrt(jnp.square(s).sum(tuple(range(1, s.ndim))))
     cosine = fl.mixing.products(s, s) / jnp.maximum(length[:, None] * length[None], fl.mixing.EPS)
     return jnp.where(present[None], cosine, -1)
 

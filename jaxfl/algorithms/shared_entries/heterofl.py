@@ -197,8 +197,10 @@ def scaled(params, r):
 
 
 def masked(logits, known):
-    """Set logits (B, C) to 0 for classes that a client lacks; `known` is (C,) bool, or None for no mask."""
-    return logits if known is None else jnp.where(known[None], logits, 0)
+    """Set logits (B, ..., C) to 0 for classes that a client lacks; `known` is (C,) bool, None for no mask."""
+    if known is None:
+        return logits
+    return jnp.where(known.reshape(*[1] * (logits.ndim - 1), -1), logits, 0)
 
 
 def objective(model: fl.Model, r, known) -> Callable:

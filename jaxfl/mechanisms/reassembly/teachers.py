@@ -89,6 +89,11 @@ def learning_from_teachers(
 
     def init(key, federation, hyper):
         public_images.require_for_server(federation, federation.models, config.bn_stats)
+        if tokens := [model.name for model in federation.models if model.tokens]:
+            raise JaxflError(
+                f"Networks are re-assembled of blocks for images or vectors, but {tokens[0]} takes tokens; "
+                "choose another method."
+            )
         if config.labelled and not federation.labelled:
             raise JaxflError(
                 "The server uses the labels of public images, but those of --public are missing or may mean "
@@ -102,7 +107,7 @@ def learning_from_teachers(
         return State(
             hyper,
             own_models.start(key, federation),
-            per_group(lambda g: jnp.zeros((*g.rows.shape, g.model.classes), dtype), federation.groups),
+            per_group(lambda g: jnp.zeros((*g.rows.shape, *g.model.output), dtype), federation.groups),
             per_group(lambda n: jnp.zeros(n, bool), clients),
             per_group(lambda n: jnp.zeros(n, jnp.int32), clients),
         )

@@ -12,13 +12,14 @@ from jaxfl.config.options import Described, Option, declared
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.build import USUAL, with_features
-from jaxfl.models.model import Model, TokenShape
+from jaxfl.models.model import Model
 from jaxfl.models.shape_check import check, noted, refuse_module
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
 from jaxfl.models.zoo.densenet import densenet121, densenet161, densenet169, densenet201
 from jaxfl.models.zoo.experts import cifar_small, fmnist_large, fmnist_small
 from jaxfl.models.zoo.gru import gru
+from jaxfl.models.zoo.harcnn import harcnn
 from jaxfl.models.zoo.lenet import lenet
 from jaxfl.models.zoo.lenet5 import lenet5
 from jaxfl.models.zoo.mcmahan import mcmahan
@@ -43,6 +44,7 @@ __all__ = [
     "fmnist_large",
     "fmnist_small",
     "gru",
+    "harcnn",
     "lenet",
     "lenet5",
     "mcmahan",
@@ -62,7 +64,7 @@ __all__ = [
 
 MODELS = {name: globals()[name] for name in __all__}
 BUILT_FOR = ("shape", "classes")  # of every model, not the user's to choose
-GIVEN = (*BUILT_FOR, "vocabulary")  # and of those for tokens
+GIVEN = (*BUILT_FOR, "vocabulary", "every_token")  # and of those for tokens
 
 
 def options_of(factory: Callable) -> dict[str, Option]:
@@ -77,7 +79,9 @@ def described(factory: Callable) -> list[Described]:
     return [row._replace(what=row.what or usual.get(row.name, "")) for row in rows]
 
 
-def build(choice: str, *, shape: tuple[int, ...], classes: int, vocabulary: int = 0) -> Model:
+def build(
+    choice: str, *, shape: tuple[int, ...], classes: int, vocabulary: int = 0, every_token: bool = False
+) -> Model:
     """Build the network of a choice; ``path/to/my.py:object`` names a factory of your own.
 
     Every network takes ``features=NUMBER``, the number of features that its classifier gets: methods that
@@ -89,6 +93,7 @@ def build(choice: str, *, shape: tuple[int, ...], classes: int, vocabulary: int 
       shape: (H, W, C) of an image, or (T,) of tokens.
       classes: number of classes.
       vocabulary: number of different tokens, for factories that have such a parameter.
+      every_token: whether outputs of each token are wanted, for factories that have such a parameter.
 
     Raises:
       JaxflError: if the factory or one of its options does not exist, or what it returns is no model for
@@ -100,19 +105,21 @@ def build(choice: str, *, shape: tuple[int, ...], classes: int, vocabulary: int 
     chosen = choices.convert(name, options_of(factory), texts)
     adapts = "features" not in declared(factory, GIVEN)
     features = chosen.pop("features", None) if adapts else None
-    given = {"shape": TokenShape(shape) if vocabulary else shape, "classes": classes}
+    given = {"shape": shape, "classes": classes}
     if "vocabulary" in inspect.signature(factory).parameters:
         if not vocabulary:
             raise JaxflError(f"{name} takes tokens, but the data are examples of shape {shape}.")
         given["vocabulary"] = vocabulary
+    if "every_token" in inspect.signature(factory).parameters:
+        given["every_token"] = every_token
     require_call(name, factory, **given, **chosen)
     with own_code():
         model = factory(**given, **chosen)
         if name not in MODELS:
-            check(name, model, shape, classes)
+            check(name, model, shape, classes, every_token)
         if features is not None:
             model = with_features(model, features)
         if name in MODELS:
             return model
-        check(name, model, shape, classes)
+        check(name, model, shape, classes, every_token)
         return noted(model)

@@ -18,13 +18,16 @@ class GRU(nn.Module):
 
     r = sigmoid(W_r x + U_r h),  z = sigmoid(W_z x + U_z h),  n = tanh(W_n x + r (U_n h + b_n))
     h <- (1 - z) n + z h
+
+    With `every_token` it returns the states after all tokens.
     """
 
     features: int
+    every_token: bool = False
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Map embedded tokens (B, T, d) to the last state (B, features)."""
+        """Map embedded tokens (B, T, d) to the last state (B, features), or all (B, T, features)."""
         batch, steps, width = x.shape
         dtype, start = jnp.result_type(float), uniform(self.features)
         flat = x.reshape(batch * steps, width)
@@ -42,10 +45,12 @@ class GRU(nn.Module):
             of_reset, of_update, of_new, real = inputs
             r, z = jax.nn.sigmoid(of_reset + h @ reset), jax.nn.sigmoid(of_update + h @ update)
             n = jnp.tanh(of_new + r * (h @ new + bias[None]))
-            return jnp.where(real[:, None], (1 - z) * n + z * h, h), None
+            h = jnp.where(real[:, None], (1 - z) * n + z * h, h)
+            return h, jnp.where(real[:, None], h, 0) if self.every_token else None
 
-        h, _ = lax.scan(step, jnp.zeros((batch, self.features), x.dtype), (*of_inputs, real_places(x).T))
-        return h
+        start = jnp.zeros((batch, self.features), x.dtype)
+        h, states = lax.scan(step, start, (*of_inputs, real_places(x).T))
+        return h if states is None else states.swapaxes(0, 1)
 
 
 def gru(
@@ -53,16 +58,18 @@ def gru(
     shape: tuple[int, ...],
     classes: int,
     vocabulary: int,
+    every_token: bool = False,
     width: float = 1.0,
     embedding: int = 64,
     hidden: int = 64,
 ) -> Model:
-    """Embedding, gated recurrent units, classifier of their last state.
+    """Embedding, gated recurrent units, classifier of their last state, or of each.
 
     Args:
       shape: (T,) of the tokens.
       classes: number of classes.
       vocabulary: number of different tokens.
+      every_token: whether outputs are of each token, by those up to it.
       width: factor on the features of the embedding and of the state.
       embedding: features of a token.
       hidden: features of the state.
@@ -72,6 +79,6 @@ def gru(
     """
     body = [
         Block("embed", Embedding(vocabulary, scaled(width, embedding))),
-        Block("gru", GRU(scaled(width, hidden))),
+        Block("gru", GRU(scaled(width, hidden), every_token)),
     ]
-    return classifying("gru", body, shape=shape, classes=classes)
+    return classifying("gru", body, shape=shape, classes=classes, every_token=every_token)

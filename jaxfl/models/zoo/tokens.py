@@ -36,8 +36,27 @@ def real_places(x):
     return (x != 0).any(-1)
 
 
-def classifying(name: str, body: list[Block], *, shape: tuple[int, ...], classes: int) -> Model:
-    """Complete a body that takes tokens and returns (B, d) to a model, with its classifier.
+class EachToken(nn.Module):
+    """Affine map of each real place; after the end of a row outputs are 0."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x, *, train, mask):
+        """Map (B, T, d) to (B, T, features)."""
+        batch, steps, width = x.shape
+        linear = Linear(self.features)
+        nn.share_scope(self, linear)
+        y = linear(x.reshape(batch * steps, width), train=train, mask=mask)
+        return jnp.where(real_places(x)[..., None], y.reshape(batch, steps, self.features), 0)
+
+
+def classifying(
+    name: str, body: list[Block], *, shape: tuple[int, ...], classes: int, every_token: bool = False
+) -> Model:
+    """Complete a body that takes tokens to a model, with its classifier.
+
+    The body returns (B, d), or with `every_token` (B, T, d).
 
     Raises:
       JaxflError: if the shape is not that of tokens, or `classes` is not positive.
@@ -46,5 +65,5 @@ def classifying(name: str, body: list[Block], *, shape: tuple[int, ...], classes
         raise JaxflError(f"{name} takes tokens of shape (T,), not {tuple(shape)}.")
     if classes < 1:
         raise JaxflError(f"{name} cannot have {classes} classes; give at least one.")
-    blocks = (*body, Block("classifier", Linear(classes)))
+    blocks = (*body, Block("classifier", (EachToken if every_token else Linear)(classes)))
     return Model(name, blocks, tuple(shape), classes, tokens=True)

@@ -1,4 +1,4 @@
-"""A small transformer encoder for tokens."""
+"""A small transformer for tokens."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,22 +13,28 @@ from jaxfl.models.zoo.tokens import Embedding, classifying, real_places
 class TokenEncoder(nn.Module):
     """An encoder that attends to the real places.
 
-    `mean` marks the network's last one, which ends with a LayerNorm and the mean over the real places.
+    `last` marks the network's last one, which ends with a LayerNorm and the mean over the real places. If
+    `causal`, a place attends to those up to it, and the last encoder takes no mean.
     """
 
     heads: int
     dropout: float = 0.0
-    mean: bool = False
+    last: bool = False
+    causal: bool = False
     uncut = UNCUT  # see `jaxfl.models.slices`
 
     @nn.compact
     def __call__(self, x, *, train, mask):
-        """Map embedded tokens (B, T, d) to the same shape, or to (B, d) with `mean`."""
+        """Map embedded tokens (B, T, d) to the same shape; the last, unless causal, to (B, d)."""
         real = real_places(x)
-        x = encoded(x, self.heads, self.dropout, train=train, mask=real[:, None, None])
-        if not self.mean:
-            return jnp.where(real[..., None], x, 0)
-        return layer_norm("norm", x).mean(1, where=real[..., None])
+        seen = real[:, None, None]
+        if self.causal:
+            seen = seen & jnp.tri(x.shape[1], dtype=bool)[None, None]
+        x = encoded(x, self.heads, self.dropout, train=train, mask=seen)
+        x = layer_norm("norm", x) if self.last else x
+        if self.last and not self.causal:
+            return x.mean(1, where=real[..., None])
+        return jnp.where(real[..., None], x, 0)
 
 
 def transformer(
@@ -36,12 +42,13 @@ def transformer(
     shape: tuple[int, ...],
     classes: int,
     vocabulary: int,
+    every_token: bool = False,
     width: float = 1.0,
     depth: int = 2,
     heads: int = 4,
     dropout: float = 0.0,
 ) -> Model:
-    """Embedding with learned places, encoders of 64 features, and a classifier of their mean.
+    """Embedding with learned places, encoders of 64 features, and a classifier of their mean, or of each.
 
     Vaswani et al. 2017, arXiv:1706.03762, with the norms before attention and perceptron.
 
@@ -49,6 +56,7 @@ def transformer(
       shape: (T,) of the tokens.
       classes: number of classes.
       vocabulary: number of different tokens.
+      every_token: whether outputs are of each token, by those up to it.
       width: factor on the 64 features of a token.
       depth: number of encoders.
       heads: number of attention heads; the number of features is a multiple of it.
@@ -63,5 +71,8 @@ def transformer(
     if depth < 1:
         raise JaxflError(f"depth is {depth}; transformer needs at least one encoder.")
     body = [Block("embed", Embedding(vocabulary, features, places=True))]
-    body += [Block(f"encoder{i}", TokenEncoder(heads, dropout, mean=i == depth)) for i in range(1, depth + 1)]
-    return classifying("transformer", body, shape=shape, classes=classes)
+    body += [
+        Block(f"encoder{i}", TokenEncoder(heads, dropout, last=i == depth, causal=every_token))
+        for i in range(1, depth + 1)
+    ]
+    return classifying("transformer", body, shape=shape, classes=classes, every_token=every_token)

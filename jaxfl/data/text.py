@@ -1,0 +1,109 @@
+"""Text as rows of tokens: words or characters of a vocabulary, and files of text whose speakers are named."""
+
+import collections
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxfl.config import choices
+from jaxfl.config.options import Option
+from jaxfl.config.values import as_path
+from jaxfl.data.sources import Source, from_arrays
+from jaxfl.errors import JaxflError
+
+SUFFIX = ".txt"
+OPTIONS = {"length": Option("length", int, 80)}
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the token 0, of what the vocabulary lacks
+MOST = 10_000  # words of a vocabulary: the most frequent ones
+PIECES: Mapping[str, Callable[[str], list[str]]] = {
+    "words": lambda text: re.findall(r"\w+|[^\w\s]", text.lower()),  # and punctuation marks
+    "characters": list,
+}
+
+
+def vocabulary(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return what tokens 0, 1, 2, ... stand for: `UNKNOWN`, and the most frequent pieces in their order."""
+    times = collections.Counter(piece for row in rows for piece in row)
+    return (UNKNOWN, *sorted(sorted(times, key=lambda piece: (-times[piece], piece))[: MOST - 1]))
+
+
+def encoded(rows: Sequence[Sequence[str]], words: Sequence[str], length: int) -> np.ndarray:
+    """Return the first pieces of each row as tokens (N, length) int32, -1 after the end of a row."""
+    number = {word: token for token, word in enumerate(words)}
+    tokens = np.full((len(rows), length), -1, np.int32)
+    for row, pieces in zip(tokens, rows, strict=True):
+        row[: len(pieces)] = [number.get(piece, 0) for piece in pieces[:length]]
+    return tokens
+
+
+def require_length(name: str, length: int) -> int:
+    """Return the option `length`, a number of tokens.
+
+    Raises:
+      JaxflError: if it is below 2.
+    """
+    if length < 2:
+        raise JaxflError(f"{name}: length={length}; a row has at least 2 tokens.")
+    return length
+
+
+def takes(name: str) -> bool:
+    """Return whether a name is that of a file of text: its path, and options after a comma."""
+    return name.partition(",")[0].endswith(SUFFIX)
+
+
+def read_source(name: str, task: str = "auto") -> Source:
+    """Read a text, of which the next character is to be predicted.
+
+    A paragraph whose first line is a name and a colon, as in a play, is said by this speaker, and rows have
+    the speaker in their column `client`. What a speaker says is cut, in its order, into rows of `length`
+    characters; a row begins with the last one of the row before. The last fifth of a speaker's rows is for
+    testing. The vocabulary has the characters of all others.
+
+    Args:
+      name: ``path.txt``, or ``path.txt,length=80``.
+      task: see `from_arrays`.
+
+    Raises:
+      JaxflError: if the file cannot be read or has no text, or `from_arrays` refuses it.
+    """
+    path, given = choices.split(name)
+    length = require_length(path, choices.convert(path, OPTIONS, given).get("length", 80))
+    said = _by_speaker(_text(as_path(path)))
+    rows, speakers, train = [], [], []
+    for speaker, text in said.items():
+        of_speaker = [text[start : start + length] for start in range(0, len(text) - 1, length - 1)]
+        rows += of_speaker
+        speakers += [speaker] * len(of_speaker)
+        train += [place < 0.8 * len(of_speaker) for place in range(len(of_speaker))]
+    if not rows:
+        raise JaxflError(f"{path} has no text; give it some characters.")
+    words = vocabulary(row for row, trains in zip(rows, train, strict=True) if trains)
+    tokens, known = encoded(rows, words, length), {}
+    if len(said) > 1:
+        known["client"] = np.array(speakers)
+    return from_arrays(
+        name, tokens, None, np.array(train), 0, known, class_names=words, vocabulary=len(words), task=task
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise JaxflError(f"There is no file {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JaxflError(f"{path} cannot be read as text ({error}); store it as UTF-8.") from None
+
+
+def _by_speaker(text: str) -> dict[str, str]:
+    """Return what each speaker says, in the order of first lines; all of it by "" if no speaker is named."""
+    said: dict[str, list[str]] = {}
+    speaker = ""
+    for paragraph in filter(None, re.split(r"\n\s*\n", text.strip("\n"))):
+        if (first := re.match(r"([^\n:]{1,60}):[ \t]*\n", paragraph + "\n")) is not None:
+            speaker, paragraph = first[1].strip(), paragraph[first.end() :]
+        said.setdefault(speaker, []).append(paragraph)
+    return {speaker: "\n".join(filter(None, parts)) for speaker, parts in said.items()}

@@ -1,0 +1,156 @@
+"""Regression: k targets, whose scores are means over them, as in scikit-learn; RMSE, MAE and R^2."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.errors import JaxflError
+from jaxfl.tasks.task import Task
+
+TENTHS = 10
+
+
+class Sums(NamedTuple):
+    """Sums over k clients' rows, per target (k, targets), in the targets' units.
+
+    Args:
+      squared: of squared errors.
+      absolute: of absolute errors.
+      spread: of squared distances of the targets from their mean on the client.
+      rows: (k,) int32, number of rows.
+    """
+
+    squared: jax.Array
+    absolute: jax.Array
+    spread: jax.Array
+    rows: jax.Array
+
+
+class Errors(NamedTuple):
+    """Sums over a client's rows, see `Sums`: of test rows, and of squared errors on validation rows.
+
+    Args:
+      squared: (k, targets).
+      absolute: (k, targets).
+      spread: (k, targets).
+      rows: (k,) int32, number of test rows.
+      validated: (k, targets), squared errors on validation rows.
+      validation_rows: (k,) int32, number of these.
+      finite: (k,) bool, whether all predictions on test rows are finite.
+    """
+
+    squared: jax.Array
+    absolute: jax.Array
+    spread: jax.Array
+    rows: jax.Array
+    validated: jax.Array
+    validation_rows: jax.Array
+    finite: jax.Array
+
+
+def _sum_errors(labels, relabel, std, outputs, real) -> Sums:
+    """Sum up errors of standardised targets, in the targets' units."""
+    real, count = real[..., None], real.sum(1, dtype=jnp.int32)
+    away, middle = (
+        outputs - labels,
+        labels.sum(1, where=real) / jnp.maximum(count, 1)[:, None].astype(labels.dtype),
+    )
+    squared, spread = (jnp.square(apart).sum(1, where=real) for apart in (away, labels - middle[:, None]))
+    unit = std[None]
+    return Sums(unit**2 * squared, unit * jnp.abs(away).sum(1, where=real), unit**2 * spread, count)
+
+
+def _explained(outputs, y, size):
+    """Return R^2 of the first `size` rows, the mean over targets; 0 where the targets do not differ."""
+    real = (jnp.arange(len(y), dtype=jnp.int32) < size)[:, None]
+    count = jnp.maximum(size, 1).astype(y.dtype)
+    spread = jnp.square(y - y.sum(0, where=real, keepdims=True) / count).sum(0, where=real)
+    squared = jnp.square(outputs - y).sum(0, where=real)
+    return jnp.where(spread > 0, 1 - squared / jnp.where(spread > 0, spread, 1), 0).mean()
+
+
+def rmse(score: Any) -> np.ndarray:
+    """Return each client's root mean squared error, (n,)."""
+    return np.sqrt(score.squared / score.rows[:, None]).mean(1)
+
+
+def mae(score: Any) -> np.ndarray:
+    """Return each client's mean absolute error, (n,)."""
+    return (score.absolute / score.rows[:, None]).mean(1)
+
+
+def r2(score: Any) -> np.ndarray:
+    """Return each client's R^2, (n,); NaN for a single row, of which it says nothing.
+
+    If the targets of a client do not differ, it is 1 without any error and else 0.
+    """
+    constant = score.spread == 0
+    ratio = np.divide(score.squared, score.spread, out=(score.squared > 0).astype(float), where=~constant)
+    return np.where(score.rows > 1, (1 - ratio).mean(1), np.nan)
+
+
+def read(name: str, labels: np.ndarray, examples: np.ndarray, outputs: int) -> tuple[np.ndarray, int]:
+    """Return targets (N, k) float32, see `Task.read`."""
+    rows = len(examples)
+    if labels.dtype.kind not in "biuf":
+        raise JaxflError(f"{name}: labels are {labels.dtype}, but --task regression takes numbers.")
+    if labels.ndim not in (1, 2) or labels.shape[0] != rows or not labels.size:
+        raise JaxflError(
+            f"{name}: labels have shape {labels.shape}, not ({rows},) or ({rows}, targets), numbers per row."
+        )
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
+        labels = labels.reshape(rows, -1).astype(np.float32)
+    if wrong := (~np.isfinite(labels)).any(1).sum():
+        raise JaxflError(
+            f"{name}: {wrong} of {rows} rows have NaN or an infinite value (as float32) as their label; "
+            "leave them out."
+        )
+    return labels, labels.shape[1]
+
+
+def tenths(targets: np.ndarray) -> np.ndarray:
+    """Return the tenth in which each row's first target lies, (N,) int32."""
+    first = targets[:, 0]
+    ends = np.unique(np.quantile(first, np.arange(1, TENTHS) / TENTHS))
+    return np.unique(np.searchsorted(ends, first, "right"), return_inverse=True)[1].astype(np.int32)
+
+
+def chance(targets: np.ndarray) -> str:
+    """Return the error of always saying the mean, in words."""
+    known = targets.astype(float)
+    mean, std = (", ".join(f"{value:.6g}" for value in of) for of in (known.mean(0), known.std(0)))
+    return f"Targets have mean {mean} and deviation {std}, the RMSE of always saying the mean."
+
+
+REGRESSION = Task(
+    name="regression",
+    what="one or several numbers",
+    outputs="targets",
+    form=("f", 2),
+    read=read,
+    strata=tenths,
+    aim=lambda labels, relabel: labels,
+    losses=lambda outputs, y: jnp.square(outputs - y).mean(1),
+    answer=lambda outputs, labels: outputs.astype(jnp.result_type(float)),
+    label=lambda outputs, classes, target: outputs * target[1] + target[0],
+    count=_sum_errors,
+    scored=lambda test, validation, rows, finite: Errors(
+        test.squared, test.absolute, test.spread, test.rows, validation.squared, rows, finite
+    ),
+    each=rmse,
+    pooled=lambda score: float(np.sqrt(score.squared.sum(0) / score.rows.sum()).mean()),
+    validated=lambda score: np.sqrt(score.validated / np.maximum(score.validation_rows, 1)[:, None]).mean(1),
+    further=("r2", r2),
+    title="RMSE",
+    percent=False,
+    better=min,
+    quality=_explained,
+    soft=lambda outputs, temperature=1: outputs,
+    apart=lambda outputs, soft, temperature=1: jnp.square(outputs - soft).mean(1),
+    hub="regression",
+    says="Output k is target k, as (target - mean) / std with mean {mean} and std {std}.",
+    code='mean, std = map(np.array, about["target"].values())\ntargets = np.asarray(scores) * std + mean',
+    chance=chance,
+)

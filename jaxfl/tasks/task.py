@@ -1,0 +1,91 @@
+"""What a task is: functions of outputs and labels."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Task(NamedTuple):
+    """A task.
+
+    Args:
+      name: its name in `--task`.
+      what: what labels are, in words.
+      outputs: what outputs stand for, in words: "classes".
+      form: type and number of axes of a source's labels: ("i", 1).
+      read: ``(name, labels, examples (N, ...), outputs) -> (labels (N, ...), outputs)``, the labels of a data
+        set in that form and their number of outputs, see `Source`; raises `JaxflError` if they are no such
+        labels. `outputs` is that which the data say.
+      strata: ``labels -> (N,) int32``, of each row what it is divided by where others are by their class.
+      aim: ``(labels (B, ...), relabel) -> y``, what a client's network is to put out; both as a `Federation`
+        has them.
+      losses: ``(outputs (B, ..., o), y) -> (B,)``, the training loss of each row.
+      answer: ``(outputs (B, ..., o), labels (B, ...)) -> (B, ...)``, the predictions of which counts are
+        made, or what is counted of them; an array or a tuple of arrays.
+      label: ``(outputs (B, ..., o), classes (o,), target) -> labels``, the prediction in the form of the
+        data's labels, with NumPy; classes are those for which outputs stand, target the moments of targets.
+      count: ``(labels (k, m, ...), relabel (k, c), std, answers (k, m, ...), real (k, m)) -> counts`` of k
+        clients' rows; std is that of the targets, if labels are.
+      scored: ``(counts of test rows, of validation rows, (k,) number of these, (k,) finite) -> score``, what
+        is known of k clients' predictions; its fields `validation_rows` and `finite` are those of `Score`.
+      each: ``score -> (n,)``, the score of each client on its test rows.
+      pooled: ``score -> float``, over all test rows, whosever they are.
+      validated: ``score -> (n,)``, on validation rows; anything for a client without any.
+      further: name and function ``score -> (n,)`` of a second score that every record has of each client.
+      title: the score's name.
+      percent: whether it is a share, shown in percent; else it is in the labels' unit.
+      better: `max` or `min`, which returns the better one of two scores.
+      quality: ``(outputs (m, ..., o), y, size) -> ()``, how good the first `size` rows' outputs are, 1 at
+        best; 0 without rows.
+      soft: ``(outputs, temperature=1) -> (..., o)``, the form in which networks tell each other predictions.
+      apart: ``(outputs (B, ..., o), soft, temperature=1) -> (B,)``, how far outputs are from such a
+        prediction.
+      hub: what Hugging Face calls it, after the kind of inputs: text-classification.
+      says: what output k stands for, a sentence in which {dataset}, {mean} and {std} are those of the data.
+      code: Python that makes labels of `scores` (B, ..., o).
+      per_output: ``score -> (n,)``, the score of all clients' rows by class, NaN without rows; None of a task
+        whose outputs are not scored by themselves.
+      chance: ``labels (n, ...) of training rows -> sentence``, the score of what needs no network; None of a
+        task of which the number of outputs says it.
+      every_token: whether a network has outputs for each token of a row, (B, T, o).
+    """
+
+    name: str
+    what: str
+    outputs: str
+    form: tuple[str, int]
+    read: Callable
+    strata: Callable
+    aim: Callable
+    losses: Callable
+    answer: Callable
+    label: Callable
+    count: Callable
+    scored: Callable
+    each: Callable
+    pooled: Callable
+    validated: Callable
+    further: tuple[str, Callable]
+    title: str
+    percent: bool
+    better: Callable
+    quality: Callable
+    soft: Callable
+    apart: Callable
+    hub: str
+    says: str
+    code: str
+    per_output: Callable | None = None
+    chance: Callable | None = None
+    every_token: bool = False
+
+    def text(self, value: float) -> str:
+        """Return a score in words: ``accuracy 93.1 %`` or ``RMSE 0.412``."""
+        return f"{self.title} {100 * value:.1f} %" if self.percent else f"{self.title} {value:.4g}"
+
+    def goal(self, value: float) -> str:
+        """Return a score to be reached, in words: ``70 %`` or ``RMSE 0.4``."""
+        return f"{100 * value:g} %" if self.percent else f"{self.title} {value:g}"
+
+    def gain(self, value: float) -> float:
+        """Return a score so that more is better."""
+        return value if self.better is max else -value

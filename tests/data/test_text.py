@@ -1,0 +1,108 @@
+"""Text as tokens: files whose speakers are named, columns of tables, and what a vocabulary is made of."""
+
+import numpy as np
+import pytest
+
+import jaxfl
+from jaxfl.data.readers import load
+from jaxfl.data.text import UNKNOWN
+from jaxfl.errors import JaxflError
+
+PLAY = "ROMEO:\nAy me!\n\nFIRST LADY:\nShe speaks\nto thee.\n\nROMEO:\nO, speak again\n\nand be: bright zz"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes a file and returns its path."""
+
+    def write(text, name="play.txt"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_a_text_is_cut_into_rows_by_speaker(written):
+    """Every character but a speaker's first one follows another; the last fifth is for testing."""
+    source = load(written(PLAY) + ",length=6")
+    said = {
+        "ROMEO": "Ay me!\nO, speak again\nand be: bright zz",  # the last paragraph begins with no name
+        "FIRST LADY": "She speaks\nto thee.",
+    }
+    for speaker, text in said.items():
+        of_speaker = source.columns["client"] == speaker
+        rows = ["".join(source.class_names[t] for t in row if t >= 0) for row in source.images[of_speaker]]
+        known = "".join(c if c in source.class_names else UNKNOWN for c in text)
+        assert rows[0] + "".join(row[1:] for row in rows[1:]) == known
+        assert source.train[of_speaker].tolist() == [i < 0.8 * len(rows) for i in range(len(rows))]
+    trained = {source.class_names[t] for t in source.images[source.train].ravel() if t >= 0}
+    assert {*source.class_names} == {UNKNOWN, *trained} and "z" not in trained  # only where it is tested
+    follows = np.where(source.images[:, 1:] >= 0, source.images[:, 1:], -1)
+    np.testing.assert_array_equal(source.labels[:, :-1], follows)
+    assert (source.labels[:, -1] == -1).all() and source.task.name == "next-token" and source.divided
+    assert "client" not in load(written("no names\n\nhere: none", "plain.txt")).columns
+
+
+ITEMS = [
+    f"{i % 2},'{'Stocks fell!' if i % 2 else 'They won, again'}' word{i},{'ab'[i % 2]}" for i in range(20)
+]
+
+
+def test_a_column_of_text_becomes_words_of_training_rows(written):
+    rows = [f"{row.replace(',', ';', 1).replace(', ', ' ')}".replace(";", ",", 1) for row in ITEMS]
+    path = written("\n".join(rows), "news.csv")
+    name = f"{path},columns=class+title+desk,text=title,target=class,client=desk"
+    source = load(f"{name},length=5")
+    assert source.task.name == "classes" and source.classes == 2 and source.images.shape == (20, 5)
+    assert (
+        source.images.max()
+        < source.vocabulary
+        == len({*"'!", "stocks", "fell", "they", "won", "again"}) + 16 + 1
+    )
+    assert (source.images[~source.train] == 0).sum() == 0  # the last word, cut by length
+    whole = load(f"{name},length=9")
+    ends = (whole.images >= 0).sum(1)
+    last = whole.images[np.arange(20), ends - 1]
+    assert ((last == 0) == ~whole.train).all()  # a word of its own that no training row has
+    assert (source.columns["client"] == np.where(source.labels, "b", "a")).all()
+    of_characters = load(
+        f"{path},columns=class+title+desk,text=title,without=class,tokens=characters,length=9"
+    )
+    assert of_characters.task.name == "next-token" and of_characters.images.shape == (20, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options", "sentence"),
+    [
+        ("", "a.txt", "", "a.txt has no text; give it some characters"),
+        ("one paragraph", "a.txt", ",length=1", "length=1; a row has at least 2 tokens"),
+        ("one paragraph", "a.txt", ",size=1", "size"),
+        ("n,t\n1,a b\n2, \n", "a.csv", ",text=t,target=n", "1 of 2 rows have an empty text; leave them out"),
+        ("n,t\n1,a b\n2,\n", "a.csv", ",text=t,target=n", r"1 of 2 rows have an empty field \(t\)"),
+        (
+            "n,t\n1,a\n2,b\n",
+            "a.csv",
+            ",text=t,without=n",
+            "2 of 2 rows have a single token, the first is row 0",
+        ),
+        ("n,t\n1,a\n2,b\n", "a.csv", ",text=u,target=n", "has no column 'u'"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_refused(text, name, options, sentence, written):
+    with pytest.raises(JaxflError, match=sentence):
+        load(written(text, name) + options)
+
+
+def test_roles_learn_to_continue_a_text(written, tmp_path):
+    name = written("\n\n".join(f"{who}:\n{word * 30}" for who, word in (("A", "tick "), ("B", "tock "))))
+    options = dict(partition="natural,column=client,min_samples=1", models=["gru,width=0.25"], lr=0.5)
+    run = jaxfl.run(
+        "fedper", dataset=f"{name},length=9", rounds=3, run_dir=str(tmp_path / "run"), quiet=True, **options
+    )
+    client, rows = run.models[0], run.partition.test[0]
+    truth = run.source.labels[rows]
+    said = client.predict(run.source.images[rows])
+    assert said.shape == truth.shape
+    scores = run.result["accuracy"]
+    assert scores["token_accuracy_per_client"][0] == pytest.approx((said == truth)[truth >= 0].mean())
+    assert client.accuracy == scores["per_client"][0] > 1
