@@ -23,6 +23,17 @@ def _away(message: Any, known: Any) -> Any:
     return jax.tree.map(of_part, known, message, is_leaf=lambda part: part is None)
 
 
+def _put_back(message: Any, known: Any, change: Any, arrives: Any) -> Any:
+    """Undo `_away` for what has arrived; an entry that arrives as it was sent is that of the message."""
+
+    def of_part(before, whole, sent, got):
+        if before is None:
+            return got
+        return jnp.where(got == sent, whole, before + got)  # before + sent may round otherwise
+
+    return jax.tree.map(of_part, known, message, change, arrives, is_leaf=lambda part: part is None)
+
+
 def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple[Any, Any]:
     """Return what the server gets of a message, and what the client owes it from now on."""
     wire = client.federation.wire
@@ -38,8 +49,7 @@ def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple
         owed = None if owed is None else jax.tree.map(jnp.subtract, given, arrives)
     if wire.bound is not None:
         arrives = wire.bounded(arrives)
-    # In this form a change that arrives as it is leaves the message as it was, to the bit.
-    return jax.tree.map(lambda m, sent, got: m + (got - sent), message, change, arrives), owed
+    return _put_back(message, known, change, arrives), owed
 
 
 def sent(key, client: Client, message: Any, known: Any = None) -> Any:
