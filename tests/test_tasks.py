@@ -30,6 +30,7 @@ from jaxfl.folder.variant import choose, needs_of
 from jaxfl.mechanisms import own_models
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
+from jaxfl.results.measures import measure
 from jaxfl.results.scores import accuracy
 from jaxfl.runs.engine_job import fit_to_machine
 from jaxfl.runs.promises import whole_round
@@ -338,3 +339,11 @@ def test_partitions_by_class_divide_a_regression_by_tenths():
     assert (tasks.strata(labels) == labels[:, 0] // 20).all()
     ties = np.float32([0, 0, 0, 0, 1, 1, 2, 2, 2, 2])[:, None]
     assert tasks.strata(ties).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]
+
+
+def test_studies_show_the_scores_of_their_task():
+    shown = measure("accuracy", None, tasks.REGRESSION)
+    assert (shown.title, shown.better) == ("RMSE, mean over clients", min)
+    assert shown.value({"accuracy": {"mean": 3.5}}) == 3.5
+    assert measure("rounds-to-target", 300.0, tasks.REGRESSION).title == "rounds to RMSE 300"
+    assert measure("accuracy").value({"accuracy": {"mean": 0.5}}) == 50

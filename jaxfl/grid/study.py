@@ -218,7 +218,7 @@ def _written(study: Study, frame: Frame, folder: Path, pictures: str) -> Table:
     else:
         shown = without_tuned(study)
         form = charts.draw_grid if (len(shown.methods), len(shown.axes)) == (1, 2) else charts.draw_table
-        draw = partial(form, table, study.title, measures_of(study)[0].title)
+        draw = partial(form, table, study.title, measures_of(study, frame)[0].title)
     files.write_pictures(folder, {f"study.{pictures}": draw})
     return table
 

@@ -19,11 +19,12 @@ from jaxfl.grid.study_file import (
     value_text,
 )
 from jaxfl.results.frame import Case, Frame, Setting, by_case
-from jaxfl.results.measures import Measure, known_measures, measure
+from jaxfl.results.measures import Measure, known_measures, measure, task_of_all
 from jaxfl.results.notes import on_runs
 from jaxfl.results.pivot import pivot
 from jaxfl.results.table import Table
 from jaxfl.results.tuned import best
+from jaxfl.tasks import CLASSES, Task
 
 
 def tabulate(study: Study, frame: Frame) -> Table:
@@ -32,7 +33,7 @@ def tabulate(study: Study, frame: Frame) -> Table:
     If several things are shown, they are one more axis. If the study compares methods `against` one of
     them, columns of differences follow these. The best method of every setting stands out.
     """
-    measures = measures_of(study)
+    measures = measures_of(study, frame)
     several, one_data = len(measures) > 1, "dataset" not in options_along(study.axes)
     lines = [f"{study.title}: {'; '.join(what.title for what in measures)}."]
     lines += [f"{word}: {text}" for word, text in (("Claim", study.claim), ("Power", study.power)) if text]
@@ -77,12 +78,17 @@ def in_words(setting: Mapping[str, Any]) -> Setting:
     return tuple((axis, setting_name({axis: value})) for axis, value in setting.items())
 
 
-def measures_of(study: Study) -> list[Measure]:
-    """Return what the table shows; titles name the target, unless an axis changes it."""
+def measures_of(study: Study, frame: Frame) -> list[Measure]:
+    """Return what the table of some runs shows; titles name the target, unless an axis changes it."""
     _, setup = planned(study, settings(study)[0])
     target = None if "target" in options_along(study.axes) else next(iter(setup.run.target), None)
-    measures = [measure(name, target) for name in study.show]
+    measures = [measure(name, target, _task(frame)) for name in study.show]
     return [what._replace(title=study.names.get(what.name, what.title)) for what in measures]
+
+
+def _task(frame: Frame) -> Task:
+    """Return the task of the runs, that of classes without any."""
+    return task_of_all([run.result for run in frame]) if frame else CLASSES
 
 
 def as_runs(study: Study, frame: Frame) -> str:
@@ -90,7 +96,7 @@ def as_runs(study: Study, frame: Frame) -> str:
 
     Accuracies are in percent, and empty where a run has no such value.
     """
-    found, measures, out = by_case(frame), known_measures(), io.StringIO()
+    found, measures, out = by_case(frame), known_measures(task=_task(frame)), io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([METHOD, *study.axes, "seed", "partition_seed", *measures])
     for method, setting in itertools.product(study.methods, settings(study)):

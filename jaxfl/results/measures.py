@@ -369,15 +369,17 @@ def usual_columns(
     return [in_units(MEANS["accuracy"]._replace(title="accuracy %")), *asked, *kept]
 
 
-def known_measures(target: float | None = None) -> dict[str, Measure]:
+def known_measures(target: float | None = None, task: Task = CLASSES) -> dict[str, Measure]:
     """Return all that a study can show, by name.
 
     Args:
       target: the only target of its runs, for titles; None if there are several or none.
+      task: of its runs, whose units measures have.
     """
-    words = "the target" if target is None else f"{100 * target:g} %"
-    spent = [_until(name, ONLY, words) for name in SPENT]
-    return MEANS | SCORES | COHORT | COSTS | by_name(TRAFFIC, *spent)
+    words = "the target" if target is None else task.goal(target)
+    means, cohort = ({name: in_units_of(task, of[name]) for name in of} for of in (MEANS, COHORT))
+    spent = by_name(TRAFFIC, *(_until(name, ONLY, words) for name in SPENT))
+    return means | SCORES | SCORES_OF[task.name] | cohort | COSTS | spent
 
 
 def titles() -> dict[str, str]:
@@ -387,13 +389,13 @@ def titles() -> dict[str, str]:
     return {name: known[name] for name in SHOWN}
 
 
-def measure(name: str, target: float | None = None) -> Measure:
+def measure(name: str, target: float | None = None, task: Task = CLASSES) -> Measure:
     """Return one of `known_measures`.
 
     Raises:
       JaxflError: if the name is unknown.
     """
-    known = known_measures(target)
+    known = known_measures(target, task)
     if name not in known:
         raise JaxflError(f"A study cannot show {name!r}; {nearest(name, known)}")
     return known[name]
