@@ -349,9 +349,7 @@ def per_group(f, *groups) -> PerGroup:
     groups = [tuple(entries) for entries in groups]
     if len(lengths := {len(entries) for entries in groups}) > 1:
         found = " and ".join(map(str, sorted(lengths)))
-        raise ValueError(
-            f"expected tuples with an entry for each architecture, but they have {found} entries"
-        )
+        raise ValueError(f"expected tuples with an entry for each architecture, but they have {found}")
     return tuple(f(*entries) for entries in zip(*groups, strict=True))
 
 

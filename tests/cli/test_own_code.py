@@ -290,7 +290,7 @@ def test_a_traced_value_that_outlives_its_trace_is_refused(capsys, name):
         (
             "run wrong.py:one_architecture @own.args",
             "one_architecture =",
-            "ValueError: expected tuples with an entry for each architecture, but they have 1 and 2 entries",
+            "ValueError: expected tuples with an entry for each architecture, but they have 1 and 2",
         ),
         (
             "run wrong.py:unsplit @own.args",
