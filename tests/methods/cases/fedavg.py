@@ -103,8 +103,8 @@ fedavg = Case(
         "clipped": Comparison({"clip_norm": 1.2}, [("clip_norm", 1.21)], ((SMALL, 5),)),
         # With the default's cohorts a gradient is so close to 0 that Adam enlarges its rounding to 3e-9.
         "adamw, local statistics": local_statistics(
-            ("weight_decay", 0.011), optimizer="adamw", lr=0.01
-        )._replace(cohorts=6),
+            ("weight_decay", 0.011), optimizer="adamw", lr=0.002
+        )._replace(cohorts=8),
     },
     reductions=(local_statistics_differ_and_are_never_sent,),
 )
