@@ -168,7 +168,7 @@ REFUSED = [
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
     ("run fedper --from runs/fedavg-own --rounds 3", "jaxfl run fedper --from RUN has no option --rounds"),
-    ("list everything", "no method, model, partition, topology, shift or schedule 'everything'"),
+    ("list everything", "shift, schedule or name of the wire 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers outside of their range
     ("run fedavg @own.args --lr much", "fedavg: --lr must be a number, not 'much'"),
