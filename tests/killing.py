@@ -23,7 +23,7 @@ import jax
 
 from jaxfl import cli
 from jaxfl.core import engine
-from jaxfl.data import partition
+from jaxfl.data import saved_partition
 from jaxfl.folder import checkpoint, store
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly import teachers
@@ -47,7 +47,7 @@ class Ended(NamedTuple):
 # The function at whose call the moment is: a module and a name in it. None: the start of the process.
 MOMENTS = {
     "anywhere": None,
-    "making the folder": (partition, "save"),
+    "making the folder": (saved_partition, "save"),
     "in a chunk of rounds": (engine, "of_rounds"),
     "in the server's step": (teachers, "take_apart"),
     "in an evaluation": (engine, "evaluate"),

@@ -363,9 +363,24 @@ def input_dtype(tokens: bool) -> jnp.dtype:
     return jnp.dtype(jnp.int32) if tokens else jnp.dtype(jnp.result_type(float))
 
 
+class TokenShape(tuple):
+    """The shape (T,) of a row of tokens, as factories are given it: their networks get integers."""
+
+    def __eq__(self, other):
+        return type(other) is TokenShape and tuple(self) == tuple(other)
+
+    def __hash__(self):
+        return hash((TokenShape, tuple(self)))
+
+
 def are_tokens(shape: Sequence[int]) -> bool:
-    """Return whether examples of this shape, as factories are given it, are tokens: (T,), not (H, W, C)."""
-    return len(shape) == 1
+    """Return whether a factory is given the shape of tokens."""
+    return isinstance(shape, TokenShape)
+
+
+def plain(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as a tuple that still says whether it is of tokens."""
+    return shape if isinstance(shape, TokenShape) else tuple(shape)
 
 
 def _block_key(key: jax.Array, name: str) -> jax.Array:

@@ -220,7 +220,7 @@ REFUSED = [
         "@nn.compact  # maskless",
         "Maskless.__call__ has the parameters (self, x, train)",
     ),
-    (f"{RUN} --models wrong.py:outputs", "", "returns (3,) for an image, not (2,): a score for each class"),
+    (f"{RUN} --models wrong.py:outputs", "", "returns (3,) for an example, not (2,): a score for each class"),
     (
         f"{RUN} --models wrong.py:listed",
         "",

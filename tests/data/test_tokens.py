@@ -12,6 +12,7 @@ import jaxfl
 from jaxfl.data.readers import load
 from jaxfl.errors import JaxflError
 from jaxfl.models import own, shape_check, zoo
+from jaxfl.models.model import TokenShape
 from jaxfl.models.zoo.gru import GRU
 from jaxfl.models.zoo.tokens import real_places
 
@@ -142,13 +143,14 @@ class Scan(nn.Module):
 
 
 def test_a_network_of_ones_own_may_say_what_follows_each_token():
-    model = own.from_linen("scan", Scan(WORDS), (STEPS,), WORDS)
+    model = own.from_linen("scan", Scan(WORDS), TokenShape((STEPS,)), WORDS)
     assert model.names == ("embed", "hidden", "out") and model.output == (STEPS, WORDS)
-    shape_check.check("scan", model, (STEPS,), WORDS, every_token=True)
+    shape_check.check("scan", model, TokenShape((STEPS,)), WORDS, every_token=True)
     with pytest.raises(JaxflError, match=r"returns \(6, 9\) for an example, not \(9,\)"):
-        shape_check.check("scan", model, (STEPS,), WORDS)
+        shape_check.check("scan", model, TokenShape((STEPS,)), WORDS)
     with pytest.raises(JaxflError, match="the next token needs a score of every token at each place"):
-        shape_check.check("bag", bag((STEPS,), WORDS), (STEPS,), WORDS, every_token=True)
+        row = TokenShape((STEPS,))
+        shape_check.check("bag", bag(row, WORDS), row, WORDS, every_token=True)
 
 
 class Bag(nn.Module):
@@ -172,7 +174,7 @@ def bag(shape, classes):
 
 
 def test_a_network_of_ones_own_may_begin_with_an_embedding():
-    model = bag((STEPS,), 3)
+    model = bag(TokenShape((STEPS,)), 3)
     assert model.names == ("embed", "hidden", "out") and model.tokens and not model.head.tokens
     w = model.init(jax.random.key(0))
     assert w.params["embed"]["embedding"].shape == (WORDS, 5)

@@ -34,7 +34,7 @@ from methods.cases import short
 import jaxfl
 from jaxfl import cli
 from jaxfl.core import engine
-from jaxfl.data import partition
+from jaxfl.data import saved_partition
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, owner, several_runs, store
 from jaxfl.folder import code as code_of_runs
@@ -299,7 +299,7 @@ def test_a_start_that_is_interrupted_leaves_its_folder_free(finished, dataset, t
     run = tmp_path / "method" / "run"
     words = ["run", "fedavg", *dataset, *PLAIN, "--run-dir", run]
     with monkeypatch.context() as patch:
-        patch.setattr(partition, "save", lambda *arguments: signal.raise_signal(signal.SIGINT))
+        patch.setattr(saved_partition, "save", lambda *arguments: signal.raise_signal(signal.SIGINT))
         assert main(capsys, *words)[0] == 130
     assert [path.name for path in run.iterdir()] == ["config.part"]
     store.check_free(tmp_path)  # which a comparison in the folder above checks
@@ -408,7 +408,7 @@ def test_sigterm_stops_a_whole_comparison(finished, dataset, tmp_path, capsys, m
 
 
 def test_sigterm_before_the_first_round_ends_at_once(dataset, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(partition, "save", lambda *arguments: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(saved_partition, "save", lambda *arguments: signal.raise_signal(signal.SIGTERM))
     code, said = main(capsys, "run", "fedavg", *dataset, *PLAIN, "--run-dir", tmp_path / "run")
     assert code == 143 and said == "jaxfl: Stopped.\n"
 
@@ -733,7 +733,7 @@ def full_disk(monkeypatch, module, name, call=1, room=100):
 @pytest.mark.parametrize(
     ("what", "where"),
     [
-        long("writing the configuration", (partition, "save", 1)),
+        long("writing the configuration", (saved_partition, "save", 1)),
         long("writing metrics", (store, "append_metrics", 5)),
         ("writing a checkpoint", (checkpoint, "save", 2)),
         ("drawing pictures", (files, "write_pictures", 1)),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
-from jaxfl.models.model import Model, Weights
+from jaxfl.models.model import Model, Weights, plain
 from jaxfl.models.norms import counted
 from jaxfl.models.own.chain import chain
 from jaxfl.models.own.functions import accepted
@@ -58,7 +58,7 @@ def from_equinox(
             "Net(key=key)."
         )
     require_call("make", make, "key")
-    network = Equinox(make, tuple(shape))
+    network = Equinox(make, plain(shape))
     if not issubclass(network.kind, eqx.Module):
         raise JaxflError(f"{line_of(make)}: make must return an equinox.Module.")
     require_modes(network.kind, **accepted(network.kind.__call__, {"state": ..., "key": ...}))

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxfl.config.own_code import in_a_line, line_of
 from jaxfl.errors import JaxflError
-from jaxfl.models.model import Model, Weights, are_tokens, input_dtype
+from jaxfl.models.model import Model, Weights, are_tokens, input_dtype, plain
 from jaxfl.models.own.chain import chain
 from jaxfl.models.own.intercept import in_front
 from jaxfl.models.own.modes import NAMES, modes, require_modes
@@ -63,7 +63,7 @@ def from_linen(
         raise JaxflError(
             f"{where}: {name} has a field that can change ({in_a_line(error)}); write tuples for lists."
         ) from None
-    network = Linen(module, tuple(shape))
+    network = Linen(module, plain(shape))
     _require_switch(name, network)
     return chain(name, network, classes, head=head, blocks=blocks)
 

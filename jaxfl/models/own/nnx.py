@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
-from jaxfl.models.model import Model, Weights
+from jaxfl.models.model import Model, Weights, plain
 from jaxfl.models.norms import counted
 from jaxfl.models.own.chain import chain
 from jaxfl.models.own.intercept import intercepted, layers
@@ -55,7 +55,7 @@ def from_nnx(
             "Net(rngs=rngs)."
         )
     require_call("make", make, "rngs")
-    network = Nnx(make, tuple(shape))
+    network = Nnx(make, plain(shape))
     if not issubclass(network.kind, nnx.Module):
         raise JaxflError(f"{line_of(make)}: make must return a flax.nnx.Module.")
     require_modes(network.kind)

@@ -12,7 +12,7 @@ from jaxfl.config.options import Described, Option, declared
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.errors import JaxflError
 from jaxfl.models.build import USUAL, with_features
-from jaxfl.models.model import Model
+from jaxfl.models.model import Model, TokenShape
 from jaxfl.models.shape_check import check, noted, refuse_module
 from jaxfl.models.zoo.alexnet import alexnet
 from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
@@ -105,7 +105,7 @@ def build(
     chosen = choices.convert(name, options_of(factory), texts)
     adapts = "features" not in declared(factory, GIVEN)
     features = chosen.pop("features", None) if adapts else None
-    given = {"shape": shape, "classes": classes}
+    given = {"shape": TokenShape(shape) if vocabulary else shape, "classes": classes}
     if "vocabulary" in inspect.signature(factory).parameters:
         if not vocabulary:
             raise JaxflError(f"{name} takes tokens, but the data are examples of shape {shape}.")
