@@ -14,17 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.results.definitions import (
-    Rows,
-    auc,
-    balanced,
-    calibration_error,
-    log_loss,
-    precision,
-    recall,
-    validation,
-    worst_tenth,
-)
+from jaxfl.results import definitions
+from jaxfl.results.definitions import Rows
 from jaxfl.tasks import CLASSES, LABELS, NEXT_TOKEN, REGRESSION, Task, labels, task_of
 from jaxfl.tasks.classes import macro_f1
 from jaxfl.tasks.next_token import token_accuracy
@@ -123,9 +114,11 @@ def _of_clients(task: Task, worst: str) -> list[Measure]:
         _score(
             worst, f"{worst} client{unit}", better, overall=lambda counts: worst_client(task.each(counts))
         ),
-        _score("worst-tenth", f"worst tenth{unit}", better, overall=partial(worst_tenth, task)),
+        _score("worst-tenth", f"worst tenth{unit}", better, overall=partial(definitions.worst_tenth, task)),
         _score("pooled", f"pooled{unit}", better, overall=task.pooled),
-        _score("validation", f"validation{unit}", better, without, overall=partial(validation, task)),
+        _score(
+            "validation", f"validation{unit}", better, without, overall=partial(definitions.validation, task)
+        ),
     ]
 
 
@@ -133,13 +126,13 @@ SCORES_OF = {  # by task
     "classes": by_name(
         *_of_clients(CLASSES, "lowest"),
         _score("macro-f1", "macro F1 %", overall=lambda counts: macro_f1(*counts[:3]).mean()),
-        _score("balanced", "balanced accuracy %", counts=balanced),
-        _score("auc", "AUC %", rows=auc),
-        _score("precision", "macro precision %", rows=precision),
-        _score("recall", "macro recall %", rows=recall),
-        _score("loss", "test loss", min, rows=log_loss),
-        _score("ece", "calibration error %", min, rows=calibration_error),
-        _score("validation-loss", "validation loss", min, rows=log_loss, validates=True),
+        _score("balanced", "balanced accuracy %", counts=definitions.balanced),
+        _score("auc", "AUC %", rows=definitions.auc),
+        _score("precision", "macro precision %", rows=definitions.precision),
+        _score("recall", "macro recall %", rows=definitions.recall),
+        _score("loss", "test loss", min, rows=definitions.log_loss),
+        _score("ece", "calibration error %", min, rows=definitions.calibration_error),
+        _score("validation-loss", "validation loss", min, rows=definitions.log_loss, validates=True),
     ),
     "regression": by_name(
         *_of_clients(REGRESSION, "worst"),

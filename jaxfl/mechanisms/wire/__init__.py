@@ -13,5 +13,5 @@ mechanism calls `sent` for a message of one client, or `averaged` in place of `m
 more where the federation has no wire. What a method passes through is `Algorithm.wire`.
 """
 
-from jaxfl.mechanisms.wire.messages import Averaged, averaged, nothing_owed, sent, up
+from jaxfl.mechanisms.wire.messages import Aggregated, averaged, nothing_owed, sent, up
 from jaxfl.mechanisms.wire.setup import WITHOUT, accounting_of, chosen_of, needed_of, wire_of

@@ -92,7 +92,7 @@ def nothing_owed(federation: Federation, message: Any) -> Any:
     return federation.of_each(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), message()), 0)
 
 
-class Averaged(NamedTuple):
+class Aggregated(NamedTuple):
     """What a server of one architecture makes of a round's messages.
 
     Args:
@@ -124,7 +124,7 @@ class Averaged(NamedTuple):
 
 def averaged(
     f, key, federation: Federation, cohort: Cohort, weights, shared=None, own=None, *, known=None, owed=None
-) -> Averaged:
+) -> Aggregated:
     """Average what clients of one architecture send, over the wire; without one, this is `map_and_sum`.
 
     Args:
@@ -141,7 +141,7 @@ def averaged(
     wire = federation.wire
     if wire is None:
         outputs, mean = map_and_sum(f, key, federation, cohort, tree.shares(weights), shared, own)
-        return Averaged(outputs, mean, cohort)
+        return Aggregated(outputs, mean, cohort)
 
     def over_the_wire(key, client, shared, own):
         own, owed = own
@@ -155,23 +155,23 @@ def averaged(
         slots = cohort.slots
         index = jnp.where(left_out, len(federation.group.id), slots.index)
         heard = dataclasses.replace(cohort, groups=(Slots(index, slots.mask & ~left_out),))
-        return Averaged(outputs, mean, heard, owed, left_out)
+        return Aggregated(outputs, mean, heard, owed, left_out)
     if wire.privacy is None:
         shares = tree.shares(weights)
         (outputs, owed), mean = map_and_sum(
             over_the_wire, key, federation, cohort, shares, shared, (own, owed)
         )
-        return Averaged(outputs, mean, cohort, owed)
+        return Aggregated(outputs, mean, cohort, owed)
     present = (weights > 0).astype(weights.dtype)
     return _private(over_the_wire, key, federation, cohort, present, shared, (own, owed), known)
 
 
-def _private(f, key, federation, cohort, present, shared, own, known) -> Averaged:
+def _private(f, key, federation, cohort, present, shared, own, known) -> Aggregated:
     """Average with the same weight for all, and noise on the sum if the server adds it."""
     privacy, (number,) = federation.wire.privacy, federation.numbers
     if privacy.where == "client":
         (outputs, owed), mean = map_and_sum(f, key, federation, cohort, tree.shares(present), shared, own)
-        return Averaged(outputs, mean, cohort, owed)
+        return Aggregated(outputs, mean, cohort, owed)
     clients = federation.wire.expected[number]  # whoever answers: their number is nobody's secret to tell
     (outputs, owed), mean = map_and_sum(f, key, federation, cohort, present / clients, shared, own)
     rest = (clients - present.sum()) / clients  # of the weights; what it weighs is what the server knows
@@ -184,4 +184,4 @@ def _private(f, key, federation, cohort, present, shared, own, known) -> Average
     drawn = privacy.noisy(jax.random.fold_in(key, WIRE - 1 - number), jax.tree.map(jnp.zeros_like, mean))
     mean = jax.tree.map(lambda leaf, noise: leaf + noise / clients, mean, drawn)
     part = clients / federation.participants[0]
-    return Averaged(outputs, mean, cohort, owed, part=part, always=True)
+    return Aggregated(outputs, mean, cohort, owed, part=part, always=True)
