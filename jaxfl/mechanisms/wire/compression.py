@@ -47,7 +47,7 @@ class Quantize:
         leaves, structure = jax.tree.flatten(change)
         if self.bits == BITS:
             return change
-        keys = jax.random.split(key, max(1, len(leaves)))
+        keys = jax.random.split(key, len(leaves))
         return structure.unflatten(map(self._rounded, keys, leaves))
 
     def _rounded(self, key, leaf):
@@ -140,7 +140,7 @@ class LowRank:
     def __call__(self, key, change):
         """Return P P^T M for each leaf that becomes smaller."""
         leaves, structure = jax.tree.flatten(change)
-        keys = jax.random.split(key, max(1, len(leaves)))
+        keys = jax.random.split(key, len(leaves))
         return structure.unflatten(map(self._projected, keys, leaves))
 
     def _projected(self, key, leaf):
