@@ -31,7 +31,7 @@ from jaxfl.mechanisms.wire.aggregation import (
     clipped,
     of_finite,
 )
-from jaxfl.mechanisms.wire.attacks import Random, Scale, SignFlip, draw_attackers
+from jaxfl.mechanisms.wire.attacks import Noise, Scale, SignFlip, draw_attackers
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS, LowRank, Quantize, Sign, TopK
 from jaxfl.mechanisms.wire.privacy import Gaussian
 from jaxfl.mechanisms.wire.setup import Own, Wire, wire_of
@@ -220,7 +220,7 @@ def test_what_is_not_finite_is_left_out(name):
 
 def test_a_client_may_send_nothing():
     """As under `local`."""
-    transforms = [*COMPRESSIONS.values(), SignFlip, Random, Scale]
+    transforms = [*COMPRESSIONS.values(), SignFlip, Noise, Scale]
     assert all(of()(KEY, {}) == {} for of in transforms)
     assert Gaussian().noisy(KEY, Gaussian().clipped({})) == {}
 
