@@ -91,7 +91,7 @@ def on_the_wire(setup: Setup, federation: Federation) -> Iterator[str]:
     wire = federation.wire
     if wire is None:
         return
-    if wire.attack is not None:
+    if wire.attack is not None and wire.attackers.any():
         yield f"Attackers ({setup.wire.attack}): {few(map(str, np.flatnonzero(wire.attackers)), 20)}."
     if wire.aggregate is not None:
         held = [len(group.id) * 4 * group.model.size / 1e6 for group in federation.groups]

@@ -31,7 +31,7 @@ def described(variant: Variant, setup: Setup) -> Chosen:
 
 
 def _with_absolute_paths(value: Any) -> Any:
-    """Return a method's options, of any type, such that they name the same files from everywhere."""
+    """Return options, of any type, such that they name the same files from everywhere."""
     match value:
         case str():
             return choices.absolute(value)
@@ -46,8 +46,10 @@ def _with_absolute_paths(value: Any) -> Any:
 
 def absolute(setup: Setup) -> Setup:
     """Return the same options with absolute paths, which name the same files from every directory."""
+    words = {name: value for name, value in setup.flat().items() if isinstance(value, str | tuple)}
+    setup = setup.replace(**_with_absolute_paths(words))
     dataset = readers.absolute(setup.data.dataset)
-    partition = choices.absolute(setup.partition.partition)
+    partition = setup.partition.partition
     if is_saved(partition):
         partition = str(as_path(partition).resolve())
     elif partition.startswith("listed,"):
@@ -57,7 +59,7 @@ def absolute(setup: Setup) -> Setup:
     public, options = choices.split(setup.data.public)
     if public not in ("auto", "none", "held-out"):
         public = readers.absolute(public)
-    edges = choices.absolute(setup.run.topology)
+    edges = setup.run.topology
     if is_edges(edges):
         edges = str(as_path(edges).resolve())
     init_from = (str(as_path(place).resolve()) for place in setup.run.init_from)
@@ -69,8 +71,6 @@ def absolute(setup: Setup) -> Setup:
         partition=partition,
         disjoint_from=disjoint_from and as_path(disjoint_from).resolve(),
         topology=edges,
-        schedule=choices.absolute(setup.run.schedule),
-        models=tuple(map(choices.absolute, setup.run.models)),
         init_from=tuple(init_from),
     )
 

@@ -16,6 +16,7 @@ import optax
 from jaxfl.config.options import options, within
 from jaxfl.core import tree
 from jaxfl.core.tree import where_each
+from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.mixing import squared_distances
 
 
@@ -70,6 +71,14 @@ class TrimmedMean:
     share: float = within("[0, 0.5)", 0.1)
     """Share of the messages that is left out at each end, rounded down."""
 
+    def require(self, choice: str, most: int) -> None:
+        """Raise `JaxflError` if nothing would be left out of at most so many messages."""
+        if self.share and self.share * most < 1:
+            raise JaxflError(
+                f"--aggregate {choice} leaves out none of an architecture's messages, at most {most} in a "
+                f"round; raise share to {1 / most:.2g} or more, or take --aggregate median."
+            )
+
     def __call__(self, messages, weights):
         """Return means of those between."""
         present = weights > 0
@@ -95,6 +104,15 @@ class Krum:
     """f, how many of a round's messages may lie; by default as many as can be, the most with n > 2 f + 2."""
     m: int = within("[1, inf)", 1)
     """How many messages of the best scores are averaged (Multi-Krum)."""
+
+    def require(self, choice: str, most: int) -> None:
+        """Raise `JaxflError` if at most so many messages are too few."""
+        least = max(2 * (self.attackers or 0) + 3, self.m)
+        if most < least:
+            raise JaxflError(
+                f"--aggregate {choice} needs {least} messages of an architecture or more, but a round has at "
+                f"most {most}; let more clients take part, or lower attackers or m."
+            )
 
     def __call__(self, messages, weights):
         """Return the mean of the chosen messages."""

@@ -14,7 +14,7 @@ from jaxfl.core.traffic import sent_up
 from jaxfl.data.federation import Client, Federation
 
 
-def _away(message: Any, known: Any) -> Any:
+def away(message: Any, known: Any) -> Any:
     """Return a message minus what the server knows; a part of which it knows None is a change already."""
 
     def of_part(before, now):
@@ -23,8 +23,14 @@ def _away(message: Any, known: Any) -> Any:
     return jax.tree.map(of_part, known, message, is_leaf=lambda part: part is None)
 
 
+def onto(known: Any, change: Any) -> Any:
+    """Undo `away`."""
+    parts = known, change
+    return jax.tree.map(lambda a, b: b if a is None else a + b, *parts, is_leaf=lambda part: part is None)
+
+
 def _put_back(message: Any, known: Any, change: Any, arrives: Any) -> Any:
-    """Undo `_away` for what has arrived; an entry that arrives as it was sent is that of the message."""
+    """Undo `away` for what has arrived; an entry that arrives as it was sent is that of the message."""
 
     def of_part(before, whole, sent, got):
         if before is None:
@@ -37,7 +43,7 @@ def _put_back(message: Any, known: Any, change: Any, arrives: Any) -> Any:
 def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple[Any, Any]:
     """Return what the server gets of a message, and what the client owes it from now on."""
     wire = client.federation.wire
-    change = arrives = _away(message, known)
+    change = arrives = away(message, known)
     keys = jax.random.split(jax.random.fold_in(key, WIRE), 3)
     if wire.privacy and wire.privacy.where == "client":
         arrives = wire.privacy.noisy(keys[0], wire.privacy.clipped(arrives))
@@ -151,7 +157,7 @@ def averaged(
 
     if wire.aggregate is not None:
         (outputs, owed), messages = map_clients(over_the_wire, key, federation, cohort, shared, (own, owed))
-        mean, left_out = wire.trusted(messages, weights)
+        mean, left_out = wire.trusted(messages, weights, known)
         slots = cohort.slots
         index = jnp.where(left_out, len(federation.group.id), slots.index)
         heard = dataclasses.replace(cohort, groups=(Slots(index, slots.mask & ~left_out),))

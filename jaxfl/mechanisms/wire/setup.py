@@ -20,6 +20,7 @@ from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
 from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, clipped, of_finite
 from jaxfl.mechanisms.wire.attacks import ATTACKS, Backdoor, draw_attackers, poisons
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS
+from jaxfl.mechanisms.wire.messages import away, onto
 from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian
 from jaxfl.tasks import require_classes
 
@@ -155,9 +156,19 @@ class Wire:
         """Return a change as the server scales it down."""
         return clipped(change, self.bound)
 
-    def trusted(self, messages, weights):
-        """Return what the server makes of messages (k, ...), and which it leaves out (k,)."""
-        return of_finite(self.aggregate, messages, weights)
+    def trusted(self, messages, weights, known):
+        """Return what the server makes of messages (k, ...), and which it leaves out (k,).
+
+        Args:
+          messages: one per client.
+          weights: (k,) float, 0 in an empty place.
+          known: what the server knows of a message already, see `away`.
+        """
+        if not isinstance(self.aggregate, Own):  # these give the same for messages as for changes
+            return of_finite(self.aggregate, messages, weights)
+        changes = jax.vmap(away, (0, None))(messages, known)
+        change, left_out = of_finite(self.aggregate, changes, weights)
+        return onto(known, change), left_out
 
 
 class Chosen(NamedTuple):
@@ -181,7 +192,7 @@ def chosen_of(setup: Setup) -> Chosen:
     attack, share = _chosen("attack", ATTACKS, options.attack, message, SHARE)
     compress, feedback = _chosen("compression", COMPRESSIONS, options.compress, message, FEEDBACK)
     privacy, _ = _chosen("privacy", MECHANISMS, options.privacy, message)
-    server, _ = _chosen("server", AGGREGATORS, options.aggregate, ("messages", "weights"))
+    server, _ = _chosen("server", AGGREGATORS, options.aggregate, ("messages", "weights"), nothing="mean")
     if privacy and privacy.where == "server" and server:
         raise JaxflError(
             f"--privacy {options.privacy} adds noise to a sum, but --aggregate {options.aggregate} takes "
@@ -202,13 +213,18 @@ def chosen_of(setup: Setup) -> Chosen:
 
 
 def _chosen(
-    kind: str, table: Mapping[str, Any], choice: str, arguments: Sequence[str], common: Option | None = None
+    kind: str,
+    table: Mapping[str, Any],
+    choice: str,
+    arguments: Sequence[str],
+    common: Option | None = None,
+    nothing: str = "none",
 ) -> tuple[Any, Any]:
     """Return what a choice names, with its options, and the value of an option that all of its kind have.
 
-    Nothing and the default for ``none`` and ``mean``.
+    None and the default for the choice of nothing.
     """
-    if choice in ("none", "mean"):
+    if choice == nothing:
         return None, common and common.default
     name, asked = choices.split(choice)
     found = choices.lookup(kind, table, name)
@@ -271,6 +287,8 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
         _require_fitting(setup.wire.attack, attack, federation)
     if images is not None and isinstance(attack, Backdoor) and "brightest" not in setup.wire.attack:
         attack = dataclasses.replace(attack, brightest=float(images.max()))
+    if hasattr(server, "require"):
+        server.require(setup.wire.aggregate, _most(setup, federation))
     bound = None
     if isinstance(server, NormBound):
         server, bound = None, server.bound
@@ -280,9 +298,8 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
     floats = expected(setup, federation), attack, chosen.compress, privacy, server, bound
     floats = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.result_type(float)), floats)
     newcomers = np.concatenate([np.asarray(apart) for apart in federation.newcomers])
-    drawn: Any = draw_attackers(newcomers, chosen.share, setup.partition.partition_seed)
-    if attack is None:
-        drawn = np.zeros_like(drawn)
+    share = 0.0 if attack is None else chosen.share
+    drawn: Any = draw_attackers(newcomers, share, setup.partition.partition_seed)
     return federation.replicate(Wire(drawn, *floats, feedback=chosen.feedback))
 
 
@@ -313,6 +330,13 @@ def expected(setup: Setup, federation: Federation) -> np.ndarray:
     of_groups = np.asarray(federation.participants)
     clients, share = int(of_groups.sum()), setup.run.participation
     return of_groups * (share if setup.run.sampling == "poisson" else _active(setup, clients) / clients)
+
+
+def _most(setup: Setup, federation: Federation) -> int:
+    """Return the largest number of clients that every architecture may have in a round."""
+    of_groups = np.asarray(federation.participants)
+    clients = int(of_groups.sum())
+    return min(int(of_groups.min()), clients if setup.run.sampling == "poisson" else _active(setup, clients))
 
 
 def accounting_of(setup: Setup, federation: Federation) -> Accounting | None:
