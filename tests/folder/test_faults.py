@@ -53,7 +53,7 @@ FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=8 --clients 4 --participation 0.5 "
     f"--epochs 1 --rounds {ROUNDS} --eval-every {EVERY} --checkpoint-every {CHECKPOINTS} --seed 3 --devices 1"
 ).split()
-SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4,features=3"]  # compiled in a second
+SMALL = ["--models", "mlp,hidden=3"]  # compiled in a second
 UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
 PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
 HOST = ("pfedclub", "pfedclub-plus", "pfedhr")
