@@ -198,7 +198,8 @@ def test_methods_learn_from_tokens(method, written, tmp_path):
     network.write_text(
         "from jaxfl.models.zoo.transformer import transformer\n"
         "def net(shape, classes, vocabulary):\n"
-        "    return transformer(shape=shape, classes=classes, vocabulary=vocabulary, width=0.125, heads=2, depth=1)\n"
+        "    of_tokens = dict(shape=shape, classes=classes, vocabulary=vocabulary)\n"
+        "    return transformer(**of_tokens, width=0.125, heads=2, depth=1)\n"
     )
     options = dict(partition="iid", clients=2, rounds=2, eval_every=1, epochs=2, lr=0.1, quiet=True)
     run = jaxfl.run(

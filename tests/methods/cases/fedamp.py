@@ -148,7 +148,7 @@ fedamp = Case(
     all_clients=True,
     short=FIXED,
     comparisons={
-        "": Comparison({"lam": 0.1}, [("lam", 0.101), ("sigma", 1.0), ("alpha", 1.0)]),
+        "": Comparison({"lam": 0.1}, [("lam", 0.101), ("sigma", 1.0), ("alpha", 0.1)]),
         "fixed constants": Comparison(
             FIXED,
             [("lam", 0.51), ("sigma", 3.01), ("alpha", 0.71)],

@@ -10,7 +10,7 @@ from reference.training import descend, plain_loss
 
 from jaxfl.core.cohorts import all_clients
 from jaxfl.registry import METHODS
-from methods.cases import Case, Comparison, local_statistics, mnfl
+from methods.cases import UNLIKE, Case, Comparison, local_statistics, mnfl
 from methods.recording import epochs_of, orders
 from methods.rounds import TRAINING, initial, mixed, run
 
@@ -91,7 +91,7 @@ fedmd = Case(
     all_clients=True,
     short={"public_batch": 4},
     comparisons={
-        "": Comparison(OPTIONS | {"transfer_epochs": 1}, [("temperature", 2.1), ("signal", "logit")]),
+        "": Comparison(OPTIONS | {"transfer_epochs": 1}, [("temperature", 2.1), ("signal", "logit")], UNLIKE),
         "logits": local_statistics(("signal", "prob"), ("distill_lr", 0.031), signal="logit", **OPTIONS),
     },
     reductions=(

@@ -13,7 +13,7 @@ from reference.training import softmax
 
 from jaxfl.mechanisms.public_images import subset
 from methods import recording
-from methods.cases import Case, Comparison, local_statistics
+from methods.cases import UNLIKE, Case, Comparison, local_statistics
 from methods.recording import orders
 from methods.rounds import ALWAYS, TRAINING, mixed, run
 
@@ -155,7 +155,7 @@ mnfl = Case(
     returns=False,
     short={"public_batch": 4},
     comparisons={
-        "": Comparison(OPTIONS, mistakes=[("matrix_predictions", "before"), ("row_norm", "clip")]),
+        "": Comparison(OPTIONS, [("matrix_predictions", "before"), ("row_norm", "clip")], UNLIKE),
         "as in the authors' code": Comparison(
             OPTIONS
             | {
@@ -165,6 +165,7 @@ mnfl = Case(
                 "matrix_lr": None,
             },
             mistakes=[("matrix_loss", "kl")],
+            models=UNLIKE,
         ),
         "local statistics": local_statistics(**OPTIONS),
     },

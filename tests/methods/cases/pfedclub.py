@@ -10,7 +10,7 @@ from reference import nets, own_models
 from reference.training import cross_entropy, descend, log_softmax, softmax
 
 from methods import recording
-from methods.cases import Case, Comparison
+from methods.cases import UNLIKE, Case, Comparison
 from methods.rounds import EVERYONE, TRAINING, initial, mixed, one_round, run
 
 UNTAUGHT = 1  # a client without a teacher
@@ -95,7 +95,7 @@ pfedclub = Case(
     short={"server_epochs": 1, "candidates": 2},
     idle_rates=OF_SERVER,
     comparisons={
-        "": Comparison({"lam": 0.6}, mistakes=[("lam", 0.61)]),
+        "": Comparison({"lam": 0.6}, mistakes=[("lam", 0.61)], models=UNLIKE),
     },
     reductions=(without_a_teacher_it_is_local, with_teachers_that_weigh_nothing_it_is_local),
 )
