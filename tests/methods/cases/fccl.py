@@ -127,7 +127,7 @@ def view(state, federation, t):
 def without_public_images_memory_and_pretraining_it_is_local():
     options = TRAINING | {"public_epochs": 0, "remember": 0.0, "pretraining_epochs": 0}
     for (fccl, _), (local, _) in zip(
-        run("fccl", mixed(), **options), run("local", mixed(), **TRAINING), strict=True
+        run("fccl", alike(), **options), run("local", alike(), **TRAINING), strict=True
     ):
         assert_same(fccl.weights, local.kept)
 

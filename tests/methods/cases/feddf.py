@@ -10,7 +10,7 @@ from reference.training import softmax
 from jaxfl.core.streams import SERVER
 from methods import recording
 from methods.cases import UNLIKE, Case, Comparison, fedavg, mnfl
-from methods.rounds import TRAINING, billed, federated, mixed, mlp, run
+from methods.rounds import TRAINING, alike, billed, federated, mixed, mlp, run
 
 
 def step(state, clients, cohort, options):
@@ -40,7 +40,7 @@ def draws_of_server(key, options):
 
 def without_distillation_it_is_fedavg():
     for (feddf, _), (averaged, _) in zip(
-        run("feddf", mixed(), server_epochs=0, **TRAINING), run("fedavg", mixed(), **TRAINING), strict=True
+        run("feddf", alike(), server_epochs=0, **TRAINING), run("fedavg", alike(), **TRAINING), strict=True
     ):
         assert_same(feddf.shared, averaged.shared)
 

@@ -12,7 +12,7 @@ from jaxfl.core.cohorts import all_clients
 from jaxfl.registry import METHODS
 from methods.cases import UNLIKE, Case, Comparison, local_statistics, mnfl
 from methods.recording import epochs_of, orders
-from methods.rounds import TRAINING, initial, mixed, run
+from methods.rounds import TRAINING, alike, initial, mixed, run
 
 
 def start(clients, initial, options):
@@ -60,7 +60,7 @@ def step(state, clients, cohort, options):
 def without_transfer_and_distillation_it_is_local():
     options = TRAINING | {"distill_lr": 0.0, "transfer_epochs": 0}
     for (fedmd, _), (local, _) in zip(
-        run("fedmd", mixed(), **options), run("local", mixed(), **TRAINING), strict=True
+        run("fedmd", alike(), **options), run("local", alike(), **TRAINING), strict=True
     ):
         assert_same(fedmd.weights, local.kept)
 
