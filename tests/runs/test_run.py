@@ -597,7 +597,7 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
 
 @pytest.mark.long
 def test_a_comparison_of_more_rounds_makes_its_runs_longer(dataset, tmp_path):
-    words = ["compare", "fedavg", *dataset, *FEDERATION, "--seeds", "2"]
+    words = ["compare", "fedavg", *dataset, *UNLIKE, "--seeds", "2"]
     for folder, rounds in (("run", 2), ("run", ROUNDS), ("whole", ROUNDS)):
         cli.main([*words, "--rounds", str(rounds), "--run-dir", str(tmp_path / folder)])
     for seed in ("seed-0", "seed-1"):
@@ -781,7 +781,7 @@ def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path)
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
     # With this seed two cohorts have linked clients.
-    words = [*dataset, *FEDERATION, "--topology", str(edges), "--seed", "1"]
+    words = [*dataset, *UNLIKE, "--topology", str(edges), "--seed", "1"]
     cli.main(["run", "dfedavg", *words, "--run-dir", str(original)])
     links = edges.read_text()
     assert (original / "topology.txt").read_text() == links
