@@ -125,6 +125,21 @@ def initial(model):
     return jax.jit(model.init)(jax.random.key(0))
 
 
+def some_weights(model):
+    """Return weights of a model that NumPy draws, for tests that ask nothing of them: nothing is compiled."""
+    rng = np.random.default_rng(0)
+
+    def drawn(path, leaf):
+        if path[-1].key in ("scale", "var", "mean"):  # of norms
+            values = np.full(leaf.shape, path[-1].key != "mean")
+        else:
+            bound = np.prod(leaf.shape[:-1]) ** -0.5
+            values = rng.uniform(-bound, bound, leaf.shape)
+        return jax.numpy.asarray(values.astype(leaf.dtype))
+
+    return jax.tree.map_with_path(drawn, model.form)
+
+
 def cohort(federation, ids, t: int = 0, rounds: int = 3, places=None) -> Cohort:
     """Return round t with the clients of these ids, in this order within their groups.
 

@@ -1,7 +1,8 @@
 """The command in processes of its own, which are killed at moments that tests choose.
 
-Importing jaxfl takes seconds, so one process imports it and forks for every command. A child writes to a pipe
-when it reaches its moment; its parent waits for the delay and kills it, wherever it is by then.
+Importing jaxfl, and what it imports only for runs, takes seconds, so one process does it and forks for every
+command. A child writes to a pipe when it reaches its moment; its parent waits for the delay and kills it,
+wherever it is by then.
 """
 
 import functools
@@ -214,4 +215,9 @@ def command(arguments: list[str], moment: Moment | None, knock, log: str) -> Non
 
 
 if __name__ == "__main__":
+    from matplotlib import figure  # noqa: F401
+    from orbax.checkpoint import v1  # noqa: F401
+
+    from jaxfl.results import drawings  # noqa: F401
+
     serve(sys.argv[1])

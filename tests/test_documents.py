@@ -162,9 +162,7 @@ def test_method_of_the_readme_runs_and_is_fedavg_with_mu_0(mu, tmp_path):
     """The method gets the batches of built-in methods: with mu = 0 it has the bits of FedAvg."""
     (code,) = [block for block in python_blocks("README.md") if "fedprox = fl.Method" in block]
     (tmp_path / "my.py").write_text(code)
-    federation = (
-        "--rounds 2 --eval-every 1 --clients 4 --participation 0.5 --models mlp,hidden=4 mlp,hidden=5"
-    )
+    federation = "--rounds 2 --eval-every 1 --clients 4 --participation 0.5 --models mlp,hidden=4"
     for choice, folder in ((f"{tmp_path}/my.py:fedprox,mu={mu}", "own"), ("fedavg", "built-in")):
         main(["run", choice, *federation.split(), "--run-dir", str(tmp_path / folder)])
     own, fedavg = (store.read_metrics(tmp_path / folder) for folder in ("own", "built-in"))

@@ -1,6 +1,8 @@
 """The table of tasks: definitions are scikit-learn's, and every method trains for a task or refuses it."""
 
 import dataclasses
+import functools
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -63,18 +65,27 @@ def tiny(task: tasks.Task, **changed):
 
 def outputs_of(predictors, federation, partition):
     """Return the outputs of each client's model on its test rows."""
-    said = []
-    for (g, i), rows in zip([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)], partition.test, strict=True):
-        w = jax.tree.map(lambda leaf: leaf[i], predictors[g].stacked)  # noqa: B023
-        outputs, _ = federation.models[g].apply(w.params, w.stats, federation.inputs(rows), train=False)
-        said.append(np.asarray(outputs, float))
-    return said
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def of_all(model, w):
+        images = federation.inputs(np.arange(60))
+        return jax.vmap(lambda w: model.apply(w.params, w.stats, images, train=False)[0])(w)
+
+    said = [of_all(model, p.stacked) for model, p in zip(federation.models, predictors, strict=True)]
+    of_clients = itertools.chain(*(np.asarray(of_group, float) for of_group in said))
+    return [outputs[rows] for outputs, rows in zip(of_clients, partition.test, strict=True)]
 
 
 def scored(federation):
     """Return initial models of all clients, and their scores."""
-    predictors = own_models.predictors(own_models.start(jax.random.key(0), federation))
-    scores = score(predictors, jax.random.key(0), federation, cohort(federation, EVERYONE))
+    present = cohort(federation, EVERYONE)
+
+    @jax.jit
+    def begun(key):
+        predictors = own_models.predictors(own_models.start(key, federation))
+        return predictors, score(predictors, key, federation, present)
+
+    predictors, scores = begun(jax.random.key(0))
     return predictors, accuracy(scores, federation)
 
 
@@ -215,16 +226,16 @@ def test_every_method_learns_a_task_or_refuses_it(name, task):
         with pytest.raises(JaxflError, match=f"needs classes, but the labels are for {task.name}"):
             fit_to_machine(variant, SimpleNamespace(machine=None), SimpleNamespace(source=source))
         return
-    algorithm, key = variant.algorithm, jax.random.key(0)
+    algorithm, key, everyone = variant.algorithm, jax.random.key(0), cohort(federation, EVERYONE)
     try:
         state = algorithm.init(key, federation, traced(variant.config))
-        found = jax.jit(whole_round(algorithm))(key, state, federation, cohort(federation, EVERYONE))
+        found = jax.jit(whole_round(algorithm))(key, state, federation, everyone)
     except JaxflError as error:  # because of what networks for tokens are made of
         assert task is tasks.NEXT_TOKEN and re.search(OF_TOKENS, str(error))
         return
     state = found.state
     if algorithm.host:
-        state, _ = algorithm.host(key, state, federation, cohort(federation, EVERYONE))
+        state, _ = algorithm.host(key, state, federation, everyone)
     for loss, outputs, model in zip(found.info.loss, found.personal, federation.models, strict=True):
         assert np.isfinite(loss).all() and np.isfinite(outputs).all()
         assert outputs.shape[2:] == model.output

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import CLASSES, PUBLIC, SHAPE, SIZES, assert_same, initial, tiny_cnn
+from conftest import CLASSES, PUBLIC, SHAPE, SIZES, assert_same, some_weights, tiny_cnn
 from matplotlib.colors import rgb_to_hsv
 from scipy import ndimage
 
@@ -148,7 +148,7 @@ def test_a_server_trains_without_a_client(federation):
 )
 def test_a_last_batch_of_one_row_trains_unless_batchnorm_gets_single_values(federation, model, batches):
     client = one_client(federation)
-    rows, weights = own_rows(client, PLAIN), initial(model)
+    rows, weights = own_rows(client, PLAIN), some_weights(model)
     assert client.size == 7
     for _ in range(2):  # the second time as the first, whatever JAX remembers
         trained = jax.jit(lambda: descend(task_loss(model), weights, KEY, rows, PLAIN))()
@@ -170,7 +170,7 @@ def test_an_update_that_was_traced_before_is_asked_again():
         return weights._replace(stats=stats), loss
 
     for _ in range(2):
-        assert fit(update, initial(model), KEY, rows, epochs=1, batch_size=3).steps == 2
+        assert fit(update, some_weights(model), KEY, rows, epochs=1, batch_size=3).steps == 2
 
 
 def trained(federation, **departures):

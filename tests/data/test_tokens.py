@@ -1,6 +1,7 @@
 """Rows of tokens: how they are read, and what networks make of those after the end of a row."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -91,18 +92,24 @@ def test_what_follows_the_end_of_a_row_has_no_effect(name, every_token):
     tokens = np.array([[1, 8, 3, 2], [5, 5, 0, 4]], np.int32)
     padded = np.pad(tokens, ((0, 0), (0, 3)), constant_values=-1)
     outputs = [
-        np.asarray(model.apply(weights.params, weights.stats, x, train=False)[0])
+        np.asarray(outputs_of(model, weights, x))
         for model, weights, x in ((short, cut, tokens), (long, w, padded))
     ]
     if every_token:
         assert (outputs[1][:, 4:] == 0).all()
         outputs[1] = outputs[1][:, :4]
-        other, _ = short.apply(cut.params, cut.stats, np.int32([[1, 8, 0, 2], [5, 5, 4, 4]]), train=False)
+        other = outputs_of(short, cut, np.int32([[1, 8, 0, 2], [5, 5, 4, 4]]))
         np.testing.assert_allclose(other[:, :2], outputs[0][:, :2], rtol=1e-5, atol=1e-6)
         assert np.abs(other[:, 2:] - outputs[0][:, 2:]).min(1).max() > 1e-4
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
-    turned = short.apply(cut.params, cut.stats, tokens[:, [1, 0, 2, 3]], train=False)[0]
+    turned = outputs_of(short, cut, tokens[:, [1, 0, 2, 3]])
     assert np.abs(turned[0] - outputs[0][0]).max() > 1e-4
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outputs_of(model, w, x):
+    """Return what a model says of rows of tokens."""
+    return model.apply(w.params, w.stats, x, train=False)[0]
 
 
 def test_gated_recurrent_units_are_those_of_the_paper():
@@ -191,7 +198,8 @@ def test_methods_learn_from_tokens(method, written, tmp_path):
     network.write_text(
         "from jaxfl.models.zoo.transformer import transformer\n"
         "def net(shape, classes, vocabulary):\n"
-        "    return transformer(shape=shape, classes=classes, vocabulary=vocabulary, width=0.125, heads=2)\n"
+        "    of_tokens = dict(shape=shape, classes=classes, vocabulary=vocabulary)\n"
+        "    return transformer(**of_tokens, width=0.125, heads=2, depth=1)\n"
     )
     options = dict(partition="iid", clients=2, rounds=2, eval_every=1, epochs=2, lr=0.1, quiet=True)
     run = jaxfl.run(

@@ -10,6 +10,7 @@ This also writes docs/faults.md.
 import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import gc
 import itertools
 import json
@@ -53,7 +54,7 @@ FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=8 --clients 4 --participation 0.5 "
     f"--epochs 1 --rounds {ROUNDS} --eval-every {EVERY} --checkpoint-every {CHECKPOINTS} --seed 3 --devices 1"
 ).split()
-SMALL = ["--models", "mlp,hidden=3", "mlp,hidden=4,features=3"]  # compiled in a second
+SMALL = ["--models", "mlp,hidden=3"]  # compiled in a second
 UNLIKE = ["--models", "mlp,hidden=3", "mcmahan,width=0.06,padding=same"]  # for methods that look into models
 PLAIN = [*FEDERATION, *SMALL, "--keep-checkpoints", "3"]
 HOST = ("pfedclub", "pfedclub-plus", "pfedhr")
@@ -116,6 +117,21 @@ def commands(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
     with Commands(folder, environment(folder)) as commands:
         yield commands
+
+
+@pytest.fixture(scope="module")
+def undisturbed(commands, dataset, tmp_path_factory):
+    """Return a function that gives what an undisturbed run of these words writes, and runs them once."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+
+    @functools.cache
+    def written(*words):
+        run = folder / str(len(list(folder.iterdir())))
+        ended = commands([*words, str(run)])
+        assert ended.code == 0, ended.error
+        return contents(run)
+
+    return written
 
 
 @pytest.fixture(scope="module")
@@ -210,13 +226,11 @@ def moments(method, rng):
             yield Moment(str(name), int(number), float(rng.uniform(0, spans.get(name, 0))))
 
 
-def killed_and_resumed(commands, dataset, folder, method, planned, kills):
+def killed_and_resumed(commands, undisturbed, dataset, folder, method, planned, kills):
     """Kill runs of a method `kills` times; every run must end like an undisturbed one."""
     models = UNLIKE if method in (*HOST, "draftfed") else SMALL
     start = ["run", short(method), *dataset, *FEDERATION, *models, "--run-dir"]
-    undisturbed = commands([*start, str(folder / "undisturbed")])
-    assert undisturbed.code == 0, undisturbed.error
-    expected = contents(folder / "undisturbed")
+    expected = undisturbed(*start)
     done, runs = 0, itertools.count()
     while done < kills:
         run = folder / f"run-{next(runs)}"
@@ -237,20 +251,22 @@ def test_the_functions_in_which_runs_are_killed_exist():
 
 
 @pytest.mark.parametrize("method", ["fedper", long("mnfl"), long("pfedclub")])
-def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, dataset, tmp_path, method):
+def test_a_run_that_is_killed_and_resumed_has_the_same_bits(commands, undisturbed, dataset, tmp_path, method):
     planned = {
         "fedper": [Moment("making the folder", 1, 0.001), Moment("writing a checkpoint", 2, 0.05)],
         "mnfl": [Moment("making the folder", 1, 0.001), Moment("writing a checkpoint", 2, 0.05)],
         "pfedclub": [Moment("in the server's step", 5, 0.1), Moment("in a line of metrics", 4)],
     }
-    killed_and_resumed(commands, dataset, tmp_path, method, iter(planned[method]), 2)
+    killed_and_resumed(commands, undisturbed, dataset, tmp_path, method, iter(planned[method]), 2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_killed_at_random_moments_has_the_same_bits(commands, dataset, tmp_path, method):
+def test_every_method_killed_at_random_moments_has_the_same_bits(
+    commands, undisturbed, dataset, tmp_path, method
+):
     rng = np.random.default_rng([*method.encode()])
-    killed_and_resumed(commands, dataset, tmp_path, method, moments(method, rng), KILLS)
+    killed_and_resumed(commands, undisturbed, dataset, tmp_path, method, moments(method, rng), KILLS)
 
 
 @pytest.mark.long
@@ -476,11 +492,10 @@ def beside(commands, others, first, second, begun, delay):
 
 
 @pytest.mark.parametrize("times", [2, long(20)])
-def test_a_run_has_one_owner(commands, others, dataset, tmp_path, times):
+def test_a_run_has_one_owner(commands, others, undisturbed, dataset, tmp_path, times):
     rng, refused = np.random.default_rng(times), 0
-    start = ["run", "fedavg", *dataset, *PLAIN, "--run-dir"]
-    assert commands([*start, str(tmp_path / "undisturbed")]).code == 0
-    expected = contents(tmp_path / "undisturbed")
+    start = ["run", "fedper", *dataset, *FEDERATION, *SMALL, "--run-dir"]
+    expected = undisturbed(*start)
     for number in range(times):
         run = tmp_path / f"run-{number}"
         delay = 0.0 if times == 2 else rng.uniform(0, 1.5)

@@ -25,7 +25,7 @@ TOLERANCE = 1e-6  # on a CPU there is no difference, but XLA does not promise an
 ROUNDS = 6
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 5 --participation 0.4 "
-    f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --batch-size 3 --rounds {ROUNDS} --eval-every 2"
+    f"--epochs 1 --batch-size 3 --rounds {ROUNDS} --eval-every 2"
 ).split()
 GRID = ("fedper,lr=0.05", "fedper,lr=0.2")
 SEEDS = (4, 5)  # whose cohorts have places for unlike numbers of clients
@@ -51,18 +51,24 @@ hosted = fedper._replace(name="hosted", build=build)
 
 @pytest.fixture(scope="module")
 def options(dataset):
-    """Return the options of a federation of tiny images."""
-    return [*dataset, *FEDERATION]
+    """Return the options of a federation of tiny images with one architecture."""
+    return [*dataset, *FEDERATION, "--models", "mlp,hidden=3"]
 
 
 @pytest.fixture(scope="module")
-def alone(options, tmp_path_factory):
+def unlike(options):
+    """Return the same with two architectures, of which cohorts have different numbers of clients."""
+    return [*options, "mlp,hidden=4"]
+
+
+@pytest.fixture(scope="module")
+def alone(unlike, tmp_path_factory):
     """Return the metrics of every run of the grid when it runs alone, by choice and seed."""
     folder, found = tmp_path_factory.mktemp("alone"), {}
     for choice in GRID:
         for seed in SEEDS:
             where = folder / choice / str(seed)
-            cli.main(["run", choice, *options, "--seed", str(seed), "--run-dir", str(where)])
+            cli.main(["run", choice, *unlike, "--seed", str(seed), "--run-dir", str(where)])
             found[choice, seed] = store.read_metrics(where)
     return found
 
@@ -97,13 +103,13 @@ def result(folder, choice, seed):
     return json.loads((folder_of(folder, choice, seed) / "result.json").read_text())
 
 
-def test_a_grid_with_seeds_is_one_program_with_the_metrics_of_runs_alone(options, alone, tmp_path, capsys):
+def test_a_grid_with_seeds_is_one_program_with_the_metrics_of_runs_alone(unlike, alone, tmp_path, capsys):
     assert len({json.dumps([record["loss"] for record in records]) for records in alone.values()}) == 4
     fullest = [
         [slots.mask.sum(1).max() for slots in draw_cohorts((3, 2), 0.4, ROUNDS, seed)] for seed in SEEDS
     ]
     assert fullest[0] != fullest[1]
-    compare(options, tmp_path / "run", *GRID)
+    compare(unlike, tmp_path / "run", *GRID)
     assert "fedper,lr=0.05 fedper,lr=0.2: 4 runs as one program\n" in capsys.readouterr().out
     assert_as_if_alone(tmp_path / "run", alone)
 
@@ -123,9 +129,9 @@ def test_a_grid_with_seeds_is_one_program_with_the_metrics_of_runs_alone(options
 
 @pytest.mark.long
 @pytest.mark.parametrize("devices", [2, 1])
-def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path, devices):
+def test_runs_of_one_program_have_newcomers_on_any_devices(unlike, tmp_path, devices):
     """A run in a shared program has the newcomers that it has alone."""
-    words = [*options, "--newcomers", "0.4", "--rounds", "2", "--devices", str(devices)]
+    words = [*unlike, "--newcomers", "0.4", "--rounds", "2", "--devices", str(devices)]
     compare(words, tmp_path / "compared", GRID[0])
     cli.main(["run", GRID[0], *words, "--seed", str(SEEDS[0]), "--run-dir", str(tmp_path / "alone")])
     found = store.read_metrics(folder_of(tmp_path / "compared", GRID[0], SEEDS[0]))
@@ -137,7 +143,7 @@ def test_runs_of_one_program_have_newcomers_on_any_devices(options, tmp_path, de
 
 @pytest.mark.long
 @pytest.mark.parametrize("checkpoints", [(4, 4, 4, 4), (2, 4, 2, 4)])
-def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, monkeypatch, checkpoints):
+def test_stopped_runs_share_a_program_again(unlike, alone, tmp_path, capsys, monkeypatch, checkpoints):
     """Stopped runs share a program again with those at the same round, and the command says so."""
     together, proceed = [], execute.proceed
 
@@ -146,7 +152,7 @@ def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, mo
         return proceed(job, runs, *arguments)
 
     monkeypatch.setattr(execute, "proceed", spied)
-    compare([*options, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
+    compare([*unlike, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
     for of_run, last in zip(alone, checkpoints, strict=True):
         folder = folder_of(tmp_path / "run", *of_run)
         (folder / "result.json").unlink()
@@ -154,7 +160,7 @@ def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, mo
             shutil.rmtree(folder / "checkpoints" / str(later))
 
     capsys.readouterr()
-    compare([*options, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
+    compare([*unlike, "--keep-checkpoints", "3"], tmp_path / "run", *GRID)
     assert together[0] == [0, 0, 0, 0]
     assert together[1:] == ([[4, 4, 4, 4]] if len(set(checkpoints)) == 1 else [[2, 2], [4, 4]])
     both = "fedper,lr=0.05 fedper,lr=0.2"
@@ -166,9 +172,9 @@ def test_stopped_runs_share_a_program_again(options, alone, tmp_path, capsys, mo
     assert all(checkpoint.saved(folder_of(tmp_path / "run", *of_run))[-1] == ROUNDS for of_run in alone)
 
 
-def test_a_run_that_diverges_does_not_end_the_others(options, alone, tmp_path, capsys):
+def test_a_run_that_diverges_does_not_end_the_others(unlike, alone, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        compare(options, tmp_path / "run", GRID[0], "fedper,lr=1e8")
+        compare(unlike, tmp_path / "run", GRID[0], "fedper,lr=1e8")
     said = capsys.readouterr()
     assert "fedper,lr=0.05 fedper,lr=100000000.0: 4 runs as one program\n" in said.out
     assert "2 of 4 runs have not finished: fedper,lr=100000000.0 (seed 4): the loss of client" in said.err
@@ -179,7 +185,7 @@ def test_a_run_that_diverges_does_not_end_the_others(options, alone, tmp_path, c
 
 
 @pytest.mark.long
-def test_a_program_has_as_many_runs_as_fit_in_memory(options, alone, tmp_path, capsys, monkeypatch):
+def test_a_program_has_as_many_runs_as_fit_in_memory(unlike, alone, tmp_path, capsys, monkeypatch):
     tried, peak_bytes = [], memory.peak_bytes
 
     def spied(compiled):
@@ -188,13 +194,13 @@ def test_a_program_has_as_many_runs_as_fit_in_memory(options, alone, tmp_path, c
 
     monkeypatch.setattr(memory, "peak_bytes", spied)
     monkeypatch.setattr(memory, "available_to_several", lambda federation: 0)
-    compare(options, tmp_path / "none", *GRID)
+    compare(unlike, tmp_path / "none", *GRID)
     (four,) = tried  # by this measure two cannot fit, so they are not tried; one alone always runs
     because = "because two do not fit in memory together"
     assert f"4 runs one after another, {because}" in capsys.readouterr().out
 
     monkeypatch.setattr(memory, "available_to_several", lambda federation: four - 1)
-    compare(options, tmp_path / "two", *GRID)
+    compare(unlike, tmp_path / "two", *GRID)
     assert tried[1] == four > tried[2]
     because = "because more do not fit in memory together"
     assert f"4 runs as programs of 2, {because}" in capsys.readouterr().out
@@ -230,7 +236,7 @@ def test_memory_is_freed_after_a_method_runs_out_of_it(options, tmp_path, capsys
     assert gone == [True]
 
 
-def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, alone, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_in_the_last_rounds_of_a_run_begins_no_other(options, tmp_path, capsys, monkeypatch):
     press(monkeypatch, evaluation=ROUNDS // 2)
     monkeypatch.setattr(memory, "most_that_fit", lambda *arguments: 1)
     with pytest.raises(SystemExit) as end:

@@ -12,7 +12,7 @@ import pytest
 from conftest import SIZES, assert_same, cohort, differ, tiny_models
 from dp_accounting import rdp
 from methods.cases import CASES
-from methods.rounds import ALWAYS, EVERYONE, alike, federated, mixed, mlp, run
+from methods.rounds import ALWAYS, EVERYONE, alike, federated, mlp, run
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
@@ -212,7 +212,7 @@ def test_what_is_not_finite_is_left_out(name):
     server, reference = SERVERS[name]
     spoilt = jax.tree.map(np.copy, MESSAGES)
     spoilt["a"][0, 1], spoilt["b"][1] = np.nan, np.inf  # of client 0, and of client 1, which is absent
-    found, left_out = of_finite(traced(server), spoilt, WEIGHTS)
+    found, left_out = jax.jit(of_finite)(traced(server), spoilt, WEIGHTS)
     assert left_out.tolist() == [True] + 8 * [False]
     weights = np.where(np.arange(9) == 0, 0, WEIGHTS)
     np.testing.assert_allclose(flat(found), reference(rows_of(MESSAGES), weights), rtol=1e-4, atol=1e-5)
@@ -262,8 +262,8 @@ UNIFORM = {"weighting": "uniform"}
 def test_what_changes_nothing_leaves_every_bit(name, options, config):
     """SCAFFOLD's control variates are compiled into one loop with what follows, and round otherwise."""
     config, tolerance = (config, 0) if name == "fedavg" else ({}, 1e-6)
-    plain = run(name, mixed(), ALWAYS, **config)[-1]
-    wired = run(name, on(mixed(), **options), ALWAYS, **config)[-1]
+    plain = run(name, alike(), ALWAYS, **config)[-1]
+    wired = run(name, on(alike(), **options), ALWAYS, **config)[-1]
     assert_same(wired[0]._replace(owed=plain[0].owed), plain[0], tolerance)
     assert_same(wired[1].loss, plain[1].loss, tolerance)
 

@@ -24,6 +24,8 @@ TWO_LAYERS, THREE_LAYERS = (  # they begin with the layer of NORMALISED
     plain_cnn(name, [], [DenseBlock(5, norm=True)] * depth, shape=SHAPE, classes=CLASSES)
     for name, depth in [("two layers", 2), ("three layers", 3)]
 )
+ALIKE = ((NORMALISED, 5),)
+UNLIKE = ((SMALL, 3), (NORMALISED, 2))
 
 
 class Comparison(NamedTuple):
@@ -32,8 +34,8 @@ class Comparison(NamedTuple):
     Args:
       options: of the method, in addition to `test_reference.TRAINING`.
       mistakes: pairs (option, another value) with which the reference must disagree.
-      models: of the federation, pairs (model, clients), with names of `reference.nets.NETS`. By default two
-        architectures; the larger one has BatchNorm.
+      models: of the federation, pairs (model, clients), with names of `reference.nets.NETS`. By default one
+        architecture with BatchNorm, for methods that keep architectures apart; others compare `UNLIKE` ones.
       cohorts: seed of the cohorts. The default's are described by
         `test_cohorts_ask_something_of_every_comparison`; another serves where a mistake shows only by chance,
         in a draw or a vote, or where rounding is enlarged.
@@ -41,11 +43,11 @@ class Comparison(NamedTuple):
 
     options: dict = {}
     mistakes: tuple | list = ()
-    models: tuple = ((SMALL, 3), (NORMALISED, 2))
+    models: tuple = ALIKE
     cohorts: int = 182
 
 
-def local_statistics(*mistakes, models=((NORMALISED, 5),), **options) -> Comparison:
+def local_statistics(*mistakes, models=ALIKE, **options) -> Comparison:
     """Return a comparison in which BatchNorm's running statistics are never sent.
 
     Args:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, initial
+from conftest import CLASSES, SHAPE, some_weights
 
 from jaxfl.algorithms.public_images.draftfed import (
     DraftFed,
@@ -166,7 +166,7 @@ def test_targets_are_means_over_the_clients_that_have_such_a_draft(present):
 
 def loss_of(model, targets, position, **options):
     """Return the draft loss of images at some positions of the global set; the last one is padding."""
-    weights, x = initial(model), normal(0, IMAGES, *SHAPE)[position]
+    weights, x = some_weights(model), normal(0, IMAGES, *SHAPE)[position]
     batch = Batch(jnp.asarray(x), None, jnp.arange(len(position)) < len(position) - 1, jnp.asarray(position))
     loss = draft_loss(model, targets, traced(DraftFed(**options)))
     return loss(weights, batch, jax.random.key(1))[0]
@@ -175,7 +175,7 @@ def loss_of(model, targets, position, **options):
 @pytest.mark.long
 def test_a_single_convolution_has_both_weights_and_no_loss_at_its_target():
     model = plain_cnn("one", [ConvBlock(2, 3, 1, 2)], [DenseBlock(4)], shape=SHAPE, classes=CLASSES)
-    weights, images = initial(model), jnp.asarray(normal(0, IMAGES, *SHAPE))
+    weights, images = some_weights(model), jnp.asarray(normal(0, IMAGES, *SHAPE))
     logits, _, (tap,) = model.apply_with_taps(*weights, images, (1,), train=False)
     away = Drafts({1: tap + 2.0 * jnp.arange(IMAGES, dtype=float).reshape(-1, 1, 1, 1)}, logits)
     position = [2, 1, 3]  # the last is padding, so the mean square is (4**2 + 2**2) / 2

@@ -16,8 +16,8 @@ from conftest import (
     SHAPE,
     assert_same,
     differ,
-    initial,
     long,
+    some_weights,
     tiny_cnn,
     tiny_models,
     tiny_partition,
@@ -177,7 +177,7 @@ def test_resizing_is_part_of_the_block_after_it():
 def test_a_chain_of_a_models_own_blocks_computes_the_model():
     """The model resizes and has BatchNorm and dropout."""
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch")
-    weights = initial(model)
+    weights = some_weights(model)
     weights = weights._replace(stats=jax.tree.map(lambda leaf: leaf + 0.3, weights.stats))
     network = Network(0, 0, 0, blocks_of(model), weights)
     pool = Pool(references([network], np.zeros(4, int)), np.ones((4, 4)))
@@ -378,7 +378,7 @@ def test_gradients_through_a_chain_are_those_of_the_composed_function(federation
 def normalised():
     """Return a chain with BatchNorm, dropout and stitching layers; it skips the network's second block."""
     model = zoo.cnn1(shape=SHAPE, classes=CLASSES, width=0.05, norm="batch", dropout=0.4)
-    network = Network(0, 0, 0, blocks_of(model), initial(model))
+    network = Network(0, 0, 0, blocks_of(model), some_weights(model))
     first, _, third, last = references([network], np.zeros(4, int))
     layers = assembly.layers((first, third, last), SHAPE, CLASSES, "shape")
     return assembly.assemble(layers, {0: network}, np.random.default_rng(0))
@@ -455,7 +455,7 @@ def test_batchnorm_after_a_dense_layer_does_not_train_on_single_images(normalise
     batches, loss, key = [(images.x[:1], images.y[:1])], CROSS_ENTROPY, jax.random.key(0)
     train(normalised, batches, loss, 0.1, trains=TRAINS["all"], key=key)
     model = zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=2, norm="batch")
-    chain = (Part(model, initial(model)),)
+    chain = (Part(model, some_weights(model)),)
     with pytest.raises(JaxflError, match="raise --server-batch"):
         train(chain, batches, loss, 0.1, trains=TRAINS["all"], key=key)
     train(chain, batches, loss, 0.1, trains=is_stitch, key=key)

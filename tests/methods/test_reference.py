@@ -24,7 +24,7 @@ from jaxfl.data.federate import federate
 from jaxfl.machine.placement import mesh_of
 from jaxfl.registry import METHODS
 from jaxfl.tasks import CLASSES, REGRESSION
-from methods.cases import CASES, Comparison
+from methods.cases import CASES, UNLIKE, Comparison
 from methods.recording import at
 
 TRAINING = dict(epochs=2, batch_size=3, lr=0.05, momentum=0.5, weight_decay=1e-2)
@@ -55,18 +55,19 @@ def double_precision():
 
 def test_cohorts_ask_something_of_every_comparison():
     """Every client is absent at times, several come back and train, and a round lacks the second group."""
-    first, second = draw_cohorts([3, 2], PARTICIPATION, ROUNDS, Comparison().cohorts)
-    present = np.array(
-        [
-            [*(i in first.index[t][first.mask[t]] for i in range(3))]
-            + [*(i in second.index[t][second.mask[t]] for i in range(2))]
-            for t in range(ROUNDS)
-        ]
-    )
-    assert not present.all(0).any() and present.any(0).all()
+    for sizes in (5,), (3, 2):
+        groups = draw_cohorts(sizes, PARTICIPATION, ROUNDS, Comparison().cohorts)
+        present = np.concatenate(
+            [
+                [np.isin(np.arange(n), index[mask]) for index, mask in zip(*of_group, strict=True)]
+                for n, of_group in zip(sizes, groups, strict=True)
+            ],
+            axis=1,
+        )
+        assert not present.all(0).any() and present.any(0).all()
+        back = [bool((np.diff(np.flatnonzero(of_client)) > 1).any()) for of_client in present.T]
+        assert sum(back[i] for i, size in enumerate(SIZES) if size > 1) >= 2
     assert not present[:, 3:].any(1).all()
-    back = [bool((np.diff(np.flatnonzero(of_client)) > 1).any()) for of_client in present.T]
-    assert sum(back[i] for i, size in enumerate(SIZES) if size > 1) >= 2
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,15 @@ def test_cohorts_ask_something_of_every_comparison():
 )
 def test_method_agrees_with_its_reference(method, name):
     run, setting = jaxfl_run(method, name)
+    assert_agree(run, reference_run(method, setting))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "method", [method for method, name in FIRST.items() if len(CASES[method].comparisons[name].models) == 1]
+)
+def test_method_that_keeps_architectures_apart_agrees_with_its_reference_on_two(method):
+    run, setting = jaxfl_run(method, FIRST[method], models=UNLIKE)
     assert_agree(run, reference_run(method, setting))
 
 
@@ -152,11 +162,11 @@ class Setting(NamedTuple):
 
 
 @functools.cache
-def jaxfl_run(method, name, devices=1, task=CLASSES):
+def jaxfl_run(method, name, devices=1, task=CLASSES, models=None):
     """Return all states, losses and final logits of a method, and the setting that gave them."""
     case, comparison = CASES[method], CASES[method].comparisons[name]
     source = tiny_source()
-    models = tuple((dataclasses.replace(model, task=task), n) for model, n in comparison.models)
+    models = tuple((dataclasses.replace(model, task=task), n) for model, n in models or comparison.models)
     if task is REGRESSION:
         source = source._replace(labels=np.random.default_rng(1).normal(5, 9, (60, 3)).astype(np.float32))
     partition = varied(tiny_partition(source))

@@ -70,7 +70,7 @@ def logits(weights, x):
     return nets.logits(nets.NETS["mlp"], by_name, x)
 
 
-@pytest.mark.parametrize("name", ["mnfl", "compfl", *map(long, ("feddf", "fedkemf"))])
+@pytest.mark.parametrize("name", ["mnfl", *map(long, ("compfl", "feddf", "fedkemf"))])
 def test_a_teacher_that_nobody_asks_for_costs_nothing(name):
     method, federation = METHODS[name], mixed()
     config = method.config(**TRAINING | CASES[name].short)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import initial, long
+from conftest import initial, long, some_weights
 from jax import lax
 
 from jaxfl.config.setup import Setup
@@ -166,7 +166,7 @@ def test_shuffling_interleaves_the_halves(name):
 )
 def test_a_network_is_the_same_with_every_convolution(model):
     with jax.enable_x64(True):  # BatchNorm of so few images magnifies what the order of sums changes
-        weights, x, mask = initial(model), normal(1, 4, 16, 16, 1), jnp.arange(4) < 3
+        weights, x, mask = some_weights(model), normal(1, 4, 16, 16, 1), jnp.arange(4) < 3
 
         @functools.partial(jax.jit, static_argnums=0)
         def outcome(model):
@@ -205,7 +205,7 @@ def test_all_products_have_the_chosen_precision_also_in_gradients(name, convolut
 def test_reduced_precision_computes_in_bfloat16_and_returns_float32_gradients():
     full = zoo.lenet5(shape=(16, 16, 1), classes=3)
     reduced = dataclasses.replace(full, precision="bfloat16")
-    weights, x = initial(full), normal(1, 4, 16, 16, 1)
+    weights, x = some_weights(full), normal(1, 4, 16, 16, 1)
 
     def outcome(model):
         def loss(params):
@@ -240,7 +240,7 @@ def test_norm_uses_the_real_rows_only():
 
 
 def test_a_padded_batch_gives_the_results_of_its_real_rows():
-    weights, x = initial(LENET), normal(1, 6, 16, 16, 1).at[4:].set(1e3)
+    weights, x = some_weights(LENET), normal(1, 6, 16, 16, 1).at[4:].set(1e3)
     mask = jnp.arange(6) < 4
     padded, padded_stats = run(LENET, weights, x, train=True, mask=mask)
     plain, plain_stats = run(LENET, weights, x[:4], train=True)
@@ -266,7 +266,7 @@ def test_body_and_head_make_the_model():
 
 
 def test_train_names_the_blocks_in_training_mode():
-    weights, x = initial(LENET), normal(1, 4, 16, 16, 1)
+    weights, x = some_weights(LENET), normal(1, 4, 16, 16, 1)
     output, stats = run(LENET, weights, x, train=("conv2", "classifier"))
     # By hand: the first block in evaluation mode, the others as in training.
     inner, _ = run(part(LENET, "conv1"), weights, x, train=False)
@@ -280,7 +280,7 @@ def test_train_names_the_blocks_in_training_mode():
 
 def test_dropout_depends_only_on_key_and_block():
     model = zoo.cnn1(shape=(16, 16, 1), classes=3)
-    weights, x, key = initial(model), normal(1, 4, 16, 16, 1), jax.random.key(2)
+    weights, x, key = some_weights(model), normal(1, 4, 16, 16, 1), jax.random.key(2)
     convs, dense = part(model, "conv1", "conv2"), part(model, "fc1")
     z, _ = run(model.body, weights, x, train=True, key=key)
     inner, _ = run(convs, weights, x, train=False)
@@ -298,7 +298,7 @@ def test_dropout_depends_only_on_key_and_block():
 def test_channel_dropout_drops_whole_channels():
     model = part(zoo.cnn4(shape=(8, 8, 1), classes=3, width=0.3, channel_dropout=0.5), "conv4")
     block = dataclasses.replace(model, shape=(4, 4, 19))
-    weights, x = initial(block), 1 + jnp.abs(normal(1, 3, 4, 4, 19))
+    weights, x = some_weights(block), 1 + jnp.abs(normal(1, 3, 4, 4, 19))
     weights.params["conv4"]["conv"]["bias"] += 9.0  # nothing is zero by itself
     kept, _ = run(block, weights, x, train=False)
     dropped, _ = run(block, weights, x, train=True, key=jax.random.key(2))
@@ -310,7 +310,7 @@ def test_channel_dropout_drops_whole_channels():
 
 def test_alexnet_drops_the_inputs_of_its_dense_layers():
     model = zoo.alexnet(shape=(16, 16, 1), classes=3, width=0.05)
-    weights, x = initial(model), jnp.ones((3, 1, 1, 13))
+    weights, x = some_weights(model), jnp.ones((3, 1, 1, 13))
     layer = dataclasses.replace(part(model, "fc1"), shape=x.shape[1:])
     kernel, bias = (weights.params["fc1"]["linear"][name] for name in ("kernel", "bias"))
     z, _ = run(layer, weights, x, train=True, key=jax.random.key(2))
@@ -325,7 +325,7 @@ def test_alexnet_drops_the_inputs_of_its_dense_layers():
 
 def test_taps_are_taken_before_activation_in_the_order_asked_for():
     model = zoo.mcmahan(shape=(8, 8, 1), classes=3, width=0.06)
-    weights, x = initial(model), normal(1, 4, 8, 8, 1)
+    weights, x = some_weights(model), normal(1, 4, 8, 8, 1)
     second, first = jax.jit(functools.partial(model.taps, depths=(2, 1)))(*weights, x)
     pooled, _ = run(part(model, "conv1"), weights, x, train=False)
     np.testing.assert_allclose(on_images(max_pool)(jax.nn.relu(first)), pooled, atol=1e-6)
@@ -453,7 +453,7 @@ def test_a_loop_over_blocks_equals_the_blocks(model, depths, monkeypatch):
 
     monkeypatch.setattr(repeated, "LONGEST", 3)
     with jax.enable_x64(True):
-        clients = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 2))
+        clients = jax.tree.map(lambda leaf: np.stack([leaf, 2 * leaf]), some_weights(model))
         x, mask = normal(1, 4, 6, 6, 4), jnp.arange(4) < 3
         looped, loops = outcome()
         monkeypatch.setattr(repeated, "SHORTEST", len(model.blocks))
@@ -492,7 +492,7 @@ def test_layers_start_uniform_within_the_inverse_root_of_fan_in():
 def test_networks_compute_in_double_precision_under_x64(factory):
     with jax.enable_x64(True):
         model = factory(shape=(8, 8, 1), classes=3, width=0.1, norm="none")
-        weights, x = initial(model), normal(1, 4, 8, 8, 1)
+        weights, x = some_weights(model), normal(1, 4, 8, 8, 1)
 
         def loss(params):
             return model.apply(params, weights.stats, x, train=True)[0].sum()
@@ -661,7 +661,7 @@ def test_small_images_are_resized_to_the_minimum():
     model = zoo.lenet5(shape=(8, 8, 1), classes=3)
     assert model.note == "lenet5 takes images of at least 16x16; 8x8 images are resized to 16x16."
     assert model.names == ("input", *LENET.names)
-    weights, x = initial(model), normal(1, 2, 8, 8, 1)
+    weights, x = some_weights(model), normal(1, 2, 8, 8, 1)
     assert weights.params["input"] == weights.stats["input"] == {}
     resized = jax.image.resize(x, (2, 16, 16, 1), "bilinear")
     expected, _ = run(LENET, weights, resized, train=False)
@@ -744,7 +744,7 @@ def test_a_choice_sets_how_many_features_the_classifier_gets(features, adapter, 
     assert model.size == LENET.size + more + (features - 84) * 3
     assert model.convolution_count == LENET.convolution_count == 2
 
-    weights, x = initial(model), normal(1, 4, 16, 16, 1)
+    weights, x = some_weights(model), normal(1, 4, 16, 16, 1)
     before, _ = run(LENET.body, weights, x, train=False)
     z, _ = run(model.body, weights, x, train=False)
     if adapter:

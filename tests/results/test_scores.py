@@ -278,8 +278,9 @@ def test_newcomers_who_diverge_end_the_run(chosen, tmp_path):
 
         return sharing(config, train=local_training(config, objective=objective))
 
+    method, alike = Method("overflowing", build, Training, "newcomers overflow"), {"models": "mlp,hidden=3"}
     with pytest.raises(JaxflError, match="the loss of client [0-9] is not finite in round 4; lower --lr"):
-        jaxfl.run(Method("overflowing", build, Training, "newcomers overflow"), run_dir=tmp_path, **chosen)
+        jaxfl.run(method, run_dir=tmp_path, **chosen | alike)
     assert len(store.read_metrics(tmp_path)) == 4 and not store.holds(tmp_path, store.RESULT)
 
 

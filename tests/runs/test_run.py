@@ -51,8 +51,9 @@ FILES = {"config.json", "metrics.jsonl", "result.json", "checkpoints", "partitio
 FILES |= {"clients.csv", "partition.png", "curves.png", "loss.png", "architectures.png"}
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --participation 0.5 "
-    f"--models mlp,hidden=3 mlp,hidden=4 --epochs 1 --rounds {ROUNDS} --eval-every {EVERY}"
+    f"--epochs 1 --rounds {ROUNDS} --eval-every {EVERY} --models mlp,hidden=3"
 ).split()
+UNLIKE = [*FEDERATION, "mlp,hidden=4"]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def compared(dataset, tmp_path_factory):
 
 def compare(dataset, folder, *options):
     seeds = ["--seed", "3", "--seeds", "2", "--run-dir", str(folder)]
-    cli.main(["compare", *METHODS, *dataset, *FEDERATION, *seeds, *options])
+    cli.main(["compare", *METHODS, *dataset, *UNLIKE, *seeds, *options])
 
 
 def runs(folder):
@@ -596,7 +597,7 @@ def test_a_comparison_is_continued(compared, dataset, tmp_path, capsys):
 
 @pytest.mark.long
 def test_a_comparison_of_more_rounds_makes_its_runs_longer(dataset, tmp_path):
-    words = ["compare", "fedavg", *dataset, *FEDERATION, "--seeds", "2"]
+    words = ["compare", "fedavg", *dataset, *UNLIKE, "--seeds", "2"]
     for folder, rounds in (("run", 2), ("run", ROUNDS), ("whole", ROUNDS)):
         cli.main([*words, "--rounds", str(rounds), "--run-dir", str(tmp_path / folder)])
     for seed in ("seed-0", "seed-1"):
@@ -607,7 +608,7 @@ def test_a_comparison_outlives_runs_that_diverge_or_cannot_begin(dataset, tmp_pa
     """What cannot begin is reported before the others train, although it is named after them."""
     methods = ["fedavg,lr=1e30", "fedavg", "fedproto"]
     with pytest.raises(SystemExit) as end:
-        cli.main(["compare", *methods, *dataset, *FEDERATION, "--run-dir", str(tmp_path / "compared")])
+        cli.main(["compare", *methods, *dataset, *UNLIKE, "--run-dir", str(tmp_path / "compared")])
     assert end.value.code == 2
     said = capsys.readouterr()
     assert "2 of 3 runs have not finished: fedproto: " in said.err and said.err.count("\n") == 1
@@ -666,7 +667,7 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
         for rounds in (3, ROUNDS)
     )
     assert short != long
-    words = ["run", "fedavg", *dataset, *FEDERATION, "--seed", str(seed), "--dropout", "0.5"]
+    words = ["run", "fedavg", *dataset, *UNLIKE, "--seed", str(seed), "--dropout", "0.5"]
     words += ["--schedule", f"cosine,rounds={ROUNDS},warmup=2"]
     cli.main([*words, "--rounds", "3", "--run-dir", str(run)])
     cli.main([*words, "--run-dir", str(whole)])
@@ -759,7 +760,7 @@ def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
     """Methods resume to the same bits, also pFedClub, whose server assembles teachers between rounds."""
     original, folder = tmp_path / "original", tmp_path / "stopped"
     models = ["--models", "mlp,hidden=3", "mcmahan,width=0.06"]
-    cli.main(["run", method, *dataset, *FEDERATION, *models, "--run-dir", str(original)])
+    cli.main(["run", method, *dataset, *UNLIKE, *models, "--run-dir", str(original)])
     assert len(metrics(original)) == ROUNDS
     shutil.copytree(original, folder)
     (folder / "result.json").unlink()
@@ -780,7 +781,7 @@ def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path)
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
     # With this seed two cohorts have linked clients.
-    words = [*dataset, *FEDERATION, "--topology", str(edges), "--seed", "1"]
+    words = [*dataset, *UNLIKE, "--topology", str(edges), "--seed", "1"]
     cli.main(["run", "dfedavg", *words, "--run-dir", str(original)])
     links = edges.read_text()
     assert (original / "topology.txt").read_text() == links
@@ -831,9 +832,9 @@ def test_a_resume_computes_on_this_machine_as_the_run_did(dataset, tmp_path, mon
         return proceed(job, *arguments, **options)
 
     monkeypatch.setattr(execute, "proceed", spied)
-    cli.main(["run", "fedavg", *dataset, *FEDERATION, "--run-dir", str(tmp_path / "one")])
+    cli.main(["run", "fedavg", *dataset, *UNLIKE, "--run-dir", str(tmp_path / "one")])
     words = ["--devices", "2", "--clients-at-once", "2", "--convolution", "patches"]
-    cli.main(["run", "fedavg", *dataset, *FEDERATION, *words, "--run-dir", str(folder)])
+    cli.main(["run", "fedavg", *dataset, *UNLIKE, *words, "--run-dir", str(folder)])
     (folder / "result.json").unlink()
     cli.main(["resume", str(folder)])
     assert used == [(1, 1, "auto"), (2, 2, "patches"), (2, 2, "patches")]

@@ -11,7 +11,7 @@ from reference.training import cross_entropy, descend, log_softmax, plain_loss, 
 from jaxfl.algorithms.public_images.fccl import standardised as of_jaxfl
 from jaxfl.data.federate import set_apart
 from methods import recording
-from methods.cases import Case, Comparison, local_statistics, mnfl
+from methods.cases import UNLIKE, Case, Comparison, local_statistics, mnfl
 from methods.recording import epochs_of, orders
 from methods.rounds import ALWAYS, TRAINING, alike, billed, mixed, run
 
@@ -127,7 +127,7 @@ def view(state, federation, t):
 def without_public_images_memory_and_pretraining_it_is_local():
     options = TRAINING | {"public_epochs": 0, "remember": 0.0, "pretraining_epochs": 0}
     for (fccl, _), (local, _) in zip(
-        run("fccl", mixed(), **options), run("local", mixed(), **TRAINING), strict=True
+        run("fccl", alike(), **options), run("local", alike(), **TRAINING), strict=True
     ):
         assert_same(fccl.weights, local.kept)
 
@@ -177,11 +177,11 @@ fccl = Case(
     all_clients=True,
     short={"public_batch": 4, "public_lr": 1e-5},  # small steps, because rounding may turn small gradients
     comparisons={
-        "": Comparison(OPTIONS | {"pretraining_epochs": 1}, [("lam", 0.31), ("remember", 0.99)]),
+        "": Comparison(OPTIONS | {"pretraining_epochs": 1}, [("lam", 0.31), ("remember", 0.99)], UNLIKE),
         "local statistics": local_statistics(
             ("remember", 0.0),
             ("public_epochs", 1),
-            models=Comparison().models,
+            models=UNLIKE,
             remember=0.6,
             public_epochs=2,
             **OPTIONS | {"public_batch": PUBLIC + 1},

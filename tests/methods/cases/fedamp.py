@@ -15,7 +15,7 @@ from jaxfl.registry import METHODS
 from methods import recording
 from methods.cases import NORMALISED, SMALL, Case, Comparison, ditto, local_statistics
 from methods.recording import by_client
-from methods.rounds import TRAINING, alike, federated, mixed, mlp, reported, run
+from methods.rounds import TRAINING, alike, federated, mlp, reported, run
 
 
 def start(clients, initial, options):
@@ -104,7 +104,7 @@ def view(state, federation, t):
 
 def without_pull_it_is_local():
     for (fedamp, report), (local, expected) in zip(
-        run("fedamp", mixed(), lam=0.0, **TRAINING), run("local", mixed(), **TRAINING), strict=True
+        run("fedamp", alike(), lam=0.0, **TRAINING), run("local", alike(), **TRAINING), strict=True
     ):
         assert_same(fedamp.weights, local.kept)
         assert_same(report.loss, expected.loss)
@@ -148,7 +148,7 @@ fedamp = Case(
     all_clients=True,
     short=FIXED,
     comparisons={
-        "": Comparison({"lam": 0.1}, [("lam", 0.101), ("sigma", 1.0), ("alpha", 1.0)]),
+        "": Comparison({"lam": 0.3}, [("lam", 0.301), ("sigma", 1.0), ("alpha", 0.05)]),
         "fixed constants": Comparison(
             FIXED,
             [("lam", 0.51), ("sigma", 3.01), ("alpha", 0.71)],

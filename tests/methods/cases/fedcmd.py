@@ -28,7 +28,6 @@ from methods.rounds import (
     equal,
     federated,
     initial,
-    mixed,
     normalised,
     one_round,
     run,
@@ -312,7 +311,7 @@ def layers(name, of_groups):
 def with_a_personal_classifier_it_is_fedper():
     fixed = {"personal": "classifier", "selection_rounds": 0}
     for (fedcmd, report), (fedper, expected) in zip(
-        run("fedcmd", mixed(), **fixed, **TRAINING), run("fedper", mixed(), **TRAINING), strict=True
+        run("fedcmd", alike(), **fixed, **TRAINING), run("fedper", alike(), **TRAINING), strict=True
     ):
         assert_same(layers("fc1", fedcmd.shared), layers("fc1", fedper.shared), tolerance=1e-6)
         assert_same(layers("classifier", fedcmd.weights), layers("classifier", fedper.kept), tolerance=1e-6)
@@ -331,14 +330,14 @@ def rounds_with_votes_are_those_of_fedavg():
 def all_start_from_the_global_model_even_if_the_last_vote_is_lost():
     """A round whose answers are all lost does not run: here the second of two with votes."""
     options = TRAINING | {"selection_rounds": 2}
-    voted, _ = one_round("fedcmd", initial("fedcmd", mixed(), **options), mixed(), 0, EVERYONE, **options)
+    voted, _ = one_round("fedcmd", initial("fedcmd", alike(), **options), alike(), 0, EVERYONE, **options)
     assert not any(layers.any() for layers in voted.personal_layers)
-    begun, _ = one_round("fedcmd", voted, mixed(), 2, (0, 3), **options)
+    begun, _ = one_round("fedcmd", voted, alike(), 2, (0, 3), **options)
     assert all(layers.any() for layers in begun.personal_layers)
     for own, shared in zip(begun.weights, begun.shared, strict=True):
         assert_same(own, tree.repeat(shared, len(jax.tree.leaves(own)[0])))
     assert_same(begun.won, voted.won)
-    later, _ = one_round("fedcmd", begun, mixed(), 3, (0, 3), **options)
+    later, _ = one_round("fedcmd", begun, alike(), 3, (0, 3), **options)
     assert differ(later.weights, begun.weights)
 
 
@@ -396,6 +395,7 @@ fedcmd = Case(
             [
                 ("score_scale", "min-max"),
                 ("vote_on", "batches"),
+                ("score", "absolute"),
                 ("distance", "mean"),
                 ("selection_rounds", 1),
                 ("selection", "personal"),

@@ -9,8 +9,8 @@ from reference.training import softmax
 
 from jaxfl.core.streams import SERVER
 from methods import recording
-from methods.cases import Case, Comparison, fedavg, mnfl
-from methods.rounds import TRAINING, billed, federated, mixed, mlp, run
+from methods.cases import UNLIKE, Case, Comparison, fedavg, mnfl
+from methods.rounds import TRAINING, alike, billed, federated, mixed, mlp, run
 
 
 def step(state, clients, cohort, options):
@@ -40,7 +40,7 @@ def draws_of_server(key, options):
 
 def without_distillation_it_is_fedavg():
     for (feddf, _), (averaged, _) in zip(
-        run("feddf", mixed(), server_epochs=0, **TRAINING), run("fedavg", mixed(), **TRAINING), strict=True
+        run("feddf", alike(), server_epochs=0, **TRAINING), run("fedavg", alike(), **TRAINING), strict=True
     ):
         assert_same(feddf.shared, averaged.shared)
 
@@ -71,7 +71,7 @@ feddf = Case(
     traffic=lambda model, models, t: model.size,
     returns=False,
     short={"public_batch": 4},
-    comparisons={"": Comparison(OPTIONS, [("server_lr", 0.021), ("temperature", 2.1)])},
+    comparisons={"": Comparison(OPTIONS, [("server_lr", 0.021), ("temperature", 2.1)], UNLIKE)},
     reductions=(
         without_distillation_it_is_fedavg,
         an_architecture_that_no_client_has_trained_costs_the_server_nothing,
@@ -86,6 +86,7 @@ pfeddf = feddf._replace(
         "": Comparison(
             OPTIONS | {"ft_part": "head"},
             [("ft_part", "all"), ("server_epochs", 1)],
+            UNLIKE,
             cohorts=17,  # on four devices the server's Adam enlarges the rounding with the default's
         )
     },

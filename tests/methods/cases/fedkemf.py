@@ -11,7 +11,7 @@ from jaxfl.algorithms.public_images import fedkemf as method
 from jaxfl.data.federation import Batch
 from jaxfl.models import zoo
 from methods import recording
-from methods.cases import NORMALISED, SMALL, Case, Comparison, feddf, local_statistics, mnfl
+from methods.cases import UNLIKE, Case, Comparison, feddf, local_statistics, mnfl
 from methods.rounds import convolving, initial
 
 
@@ -136,13 +136,13 @@ fedkemf = Case(
     traffic=lambda model, models, t: min(model.size for model in models),
     short={"public_batch": 4, "server_lr": 1e-4},  # Adam divides by small gradients
     comparisons={
-        "": Comparison(feddf.OPTIONS, [("server_start", "previous"), ("ensemble", "max")]),
+        "": Comparison(feddf.OPTIONS, [("server_start", "previous"), ("ensemble", "max")], UNLIKE),
         "vote, from the server's previous network": Comparison(
-            feddf.OPTIONS | {"ensemble": "vote", "server_start": "previous"}, [("ensemble", "mean")]
+            feddf.OPTIONS | {"ensemble": "vote", "server_start": "previous"}, [("ensemble", "mean")], UNLIKE
         ),
         "local statistics": local_statistics(
             ("temperature", 2.1),
-            models=((SMALL, 3), (NORMALISED, 2)),
+            models=UNLIKE,
             ensemble="max",
             **feddf.OPTIONS,
         ),

@@ -10,9 +10,9 @@ from reference.training import descend, plain_loss
 
 from jaxfl.core.cohorts import all_clients
 from jaxfl.registry import METHODS
-from methods.cases import Case, Comparison, local_statistics, mnfl
+from methods.cases import UNLIKE, Case, Comparison, local_statistics, mnfl
 from methods.recording import epochs_of, orders
-from methods.rounds import TRAINING, initial, mixed, run
+from methods.rounds import TRAINING, alike, initial, mixed, run
 
 
 def start(clients, initial, options):
@@ -60,7 +60,7 @@ def step(state, clients, cohort, options):
 def without_transfer_and_distillation_it_is_local():
     options = TRAINING | {"distill_lr": 0.0, "transfer_epochs": 0}
     for (fedmd, _), (local, _) in zip(
-        run("fedmd", mixed(), **options), run("local", mixed(), **TRAINING), strict=True
+        run("fedmd", alike(), **options), run("local", alike(), **TRAINING), strict=True
     ):
         assert_same(fedmd.weights, local.kept)
 
@@ -91,7 +91,7 @@ fedmd = Case(
     all_clients=True,
     short={"public_batch": 4},
     comparisons={
-        "": Comparison(OPTIONS | {"transfer_epochs": 1}, [("temperature", 2.1), ("signal", "logit")]),
+        "": Comparison(OPTIONS | {"transfer_epochs": 1}, [("temperature", 2.1), ("signal", "logit")], UNLIKE),
         "logits": local_statistics(("signal", "prob"), ("distill_lr", 0.031), signal="logit", **OPTIONS),
     },
     reductions=(

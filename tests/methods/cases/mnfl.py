@@ -13,9 +13,9 @@ from reference.training import softmax
 
 from jaxfl.mechanisms.public_images import subset
 from methods import recording
-from methods.cases import Case, Comparison, local_statistics
+from methods.cases import UNLIKE, Case, Comparison, local_statistics
 from methods.recording import orders
-from methods.rounds import ALWAYS, TRAINING, mixed, run
+from methods.rounds import ALWAYS, TRAINING, alike, run
 
 
 def start(clients, initial, options):
@@ -106,7 +106,7 @@ def drawn_anew(init_key, round_key, federation, options):
 @pytest.mark.long
 def without_distillation_it_is_local():
     for (mnfl, report), (local, expected) in zip(
-        run("mnfl", mixed(), distill_lr=0.0, **TRAINING), run("local", mixed(), **TRAINING), strict=True
+        run("mnfl", alike(), distill_lr=0.0, **TRAINING), run("local", alike(), **TRAINING), strict=True
     ):
         assert_same(mnfl.weights, local.kept)
         assert_same(report.loss, expected.loss)
@@ -115,7 +115,7 @@ def without_distillation_it_is_local():
 @pytest.mark.long
 def distillation_has_the_rate_of_training_if_no_other_is_given():
     for (one, _), (other, _) in zip(
-        run("mnfl", mixed(), **TRAINING), run("mnfl", mixed(), distill_lr=0.05, **TRAINING), strict=True
+        run("mnfl", alike(), **TRAINING), run("mnfl", alike(), distill_lr=0.05, **TRAINING), strict=True
     ):
         assert_same(one.weights, other.weights)
 
@@ -123,7 +123,7 @@ def distillation_has_the_rate_of_training_if_no_other_is_given():
 def right_after_training_models_are_those_of_local(method="mnfl", **options):
     """Clients are taught only after that moment."""
     ((_, report), *_), ((local, _), *_) = (
-        run(name, mixed(), ALWAYS[:1], **TRAINING, **of_method)
+        run(name, alike(), ALWAYS[:1], **TRAINING, **of_method)
         for name, of_method in ((method, options), ("local", {}))
     )
     for of_group, kept in zip(report.trained, local.kept, strict=True):
@@ -155,7 +155,7 @@ mnfl = Case(
     returns=False,
     short={"public_batch": 4},
     comparisons={
-        "": Comparison(OPTIONS, mistakes=[("matrix_predictions", "before"), ("row_norm", "clip")]),
+        "": Comparison(OPTIONS, [("matrix_predictions", "before"), ("row_norm", "clip")], UNLIKE),
         "as in the authors' code": Comparison(
             OPTIONS
             | {
@@ -165,6 +165,7 @@ mnfl = Case(
                 "matrix_lr": None,
             },
             mistakes=[("matrix_loss", "kl")],
+            models=UNLIKE,
         ),
         "local statistics": local_statistics(**OPTIONS),
     },

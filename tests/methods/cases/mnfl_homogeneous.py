@@ -12,7 +12,7 @@ from reference.training import descend, plain_loss
 
 from methods import recording
 from methods.cases import Case, Comparison, local_statistics, mnfl
-from methods.rounds import ALWAYS, TRAINING, equal, mixed, reported, run
+from methods.rounds import ALWAYS, TRAINING, alike, equal, reported, run
 
 
 def start(clients, initial, options):
@@ -88,8 +88,8 @@ def with_equal_weights_it_is_fedavg_of_equal_clients():
 
 
 def without_steps_towards_the_teacher_it_is_local():
-    mnfl, _ = run("mnfl-homogeneous", mixed(), transfer="prox", transfer_lr=0.0, **TRAINING)[-1]
-    local, _ = run("local", mixed(), **TRAINING)[-1]
+    mnfl, _ = run("mnfl-homogeneous", alike(), transfer="prox", transfer_lr=0.0, **TRAINING)[-1]
+    local, _ = run("local", alike(), **TRAINING)[-1]
     assert_same(mnfl.weights, local.kept, tolerance=1e-6)
 
 

@@ -11,7 +11,7 @@ from reference import nets, sharing
 from reference.training import average, descend, plain_loss
 
 from jaxfl.core.batches import batch_order
-from methods.cases import CONVOLVING, SMALL, Case, Comparison, fedavg, local_statistics
+from methods.cases import CONVOLVING, Case, Comparison, fedavg, local_statistics
 from methods.recording import phases
 from methods.rounds import ALWAYS, TRAINING, equal, reported, run
 
@@ -134,7 +134,7 @@ per_fedavg = Case(
         "exact": Comparison(
             {"variant": "exact", "alpha": 0.2, "adapt": "epoch"},
             [("variant", "fo"), ("alpha", 0.201), ("adapt", "step")],
-            ((SMALL, 3), (CONVOLVING, 2)),
+            ((CONVOLVING, 5),),
         ),
         "hf, local statistics": local_statistics(
             ("variant", "exact"), ("delta", 0.11), variant="hf", alpha=0.2, delta=0.1

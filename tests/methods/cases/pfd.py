@@ -5,7 +5,7 @@ import pytest
 from conftest import CLASSES, PUBLIC, assert_same
 from reference import exchange, own_models
 
-from methods.cases import Case, Comparison, local_statistics, mnfl
+from methods.cases import UNLIKE, Case, Comparison, local_statistics, mnfl
 from methods.cases.fedmd import OPTIONS, start
 from methods.rounds import TRAINING, mixed, run
 
@@ -67,7 +67,7 @@ sim_pfd = Case(
     returns=False,
     short={"public_batch": 4},
     comparisons={
-        "": Comparison(OPTIONS, [("weights", "plain")]),
+        "": Comparison(OPTIONS, [("weights", "plain")], UNLIKE),
         "plain cosines": local_statistics(("kl_weight", 0.91), weights="plain", **OPTIONS),
     },
 )
@@ -76,7 +76,7 @@ topk_pfd = sim_pfd._replace(
     method="topk-pfd",
     step=stepped(by_rank),
     comparisons={
-        "": Comparison(OPTIONS | {"neighbours": 2}, [("neighbours", 3)]),
+        "": Comparison(OPTIONS | {"neighbours": 2}, [("neighbours", 3)], UNLIKE),
         "local statistics": local_statistics(("neighbours", 1), neighbours=2, **OPTIONS),
     },
     reductions=(with_all_clients_as_neighbours_it_is_fedmd,),

@@ -21,7 +21,7 @@ from jaxfl.core.cohorts import all_clients
 from jaxfl.core.job import traced
 from jaxfl.registry import METHODS
 from methods import recording
-from methods.cases import CONVOLVING, SMALL, Case, Comparison, local_statistics
+from methods.cases import CONVOLVING, Case, Comparison, local_statistics
 from methods.rounds import ALWAYS, TRAINING, alike, equal, initial, run
 
 MU, RHO, POINT = "gaussian/mu/", "gaussian/rho/", "point/"
@@ -239,9 +239,7 @@ pfedbayes = Case(
     traffic=traffic,
     idle_rates={"momentum", "rho_0"},  # of an optimiser that is not the default; read only at the start
     comparisons={
-        "": Comparison(
-            ADAM, [("zeta", 10.1), ("rho_0", -2.99), ("eps_scale", 1.01)], ((SMALL, 3), (CONVOLVING, 2))
-        ),
+        "": Comparison(ADAM, [("zeta", 10.1), ("rho_0", -2.99), ("eps_scale", 1.01)], ((CONVOLVING, 5),)),
         "sgd, samples": Comparison(
             {"optimizer": "sgd", "lr": 1e-3, "samples": 3, "repeats": 2, "zeta": 2.0, "clip_norm": 5.0}
             | {"weighting": "uniform"},

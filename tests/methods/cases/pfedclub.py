@@ -10,8 +10,8 @@ from reference import nets, own_models
 from reference.training import cross_entropy, descend, log_softmax, softmax
 
 from methods import recording
-from methods.cases import Case, Comparison
-from methods.rounds import EVERYONE, TRAINING, initial, mixed, one_round, run
+from methods.cases import UNLIKE, Case, Comparison
+from methods.rounds import EVERYONE, TRAINING, alike, initial, one_round, run
 
 UNTAUGHT = 1  # a client without a teacher
 
@@ -64,7 +64,7 @@ def given(state, federation):
 
 def without_a_teacher_it_is_local():
     for (pfedclub, report), (local, expected) in zip(
-        run("pfedclub", mixed(), **TRAINING), run("local", mixed(), **TRAINING), strict=True
+        run("pfedclub", alike(), **TRAINING), run("local", alike(), **TRAINING), strict=True
     ):
         assert_same(pfedclub.weights, local.kept, tolerance=1e-6)
         assert_same(report.loss, expected.loss, tolerance=1e-6)
@@ -73,10 +73,10 @@ def without_a_teacher_it_is_local():
 def with_teachers_that_weigh_nothing_it_is_local():
     def after_a_round(lam):
         options = TRAINING | {"lam": lam}
-        state = given(initial("pfedclub", mixed(), **options), mixed())
-        return one_round("pfedclub", state, mixed(), 0, EVERYONE, **options)[0].weights
+        state = given(initial("pfedclub", alike(), **options), alike())
+        return one_round("pfedclub", state, alike(), 0, EVERYONE, **options)[0].weights
 
-    without, _ = run("pfedclub", mixed(), **TRAINING)[0]
+    without, _ = run("pfedclub", alike(), **TRAINING)[0]
     assert_same(after_a_round(0.0), without.weights, tolerance=1e-6)
     assert differ(after_a_round(0.2), without.weights)
 
@@ -95,7 +95,7 @@ pfedclub = Case(
     short={"server_epochs": 1, "candidates": 2},
     idle_rates=OF_SERVER,
     comparisons={
-        "": Comparison({"lam": 0.6}, mistakes=[("lam", 0.61)]),
+        "": Comparison({"lam": 0.6}, mistakes=[("lam", 0.61)], models=UNLIKE),
     },
     reductions=(without_a_teacher_it_is_local, with_teachers_that_weigh_nothing_it_is_local),
 )

@@ -106,8 +106,8 @@ def view(state, federation, t):
 
 def without_a_second_phase_it_is_fedavg():
     for (pfedsim, report), (fedavg, expected) in zip(
-        run("pfedsim", mixed(), generalization=1.0, **TRAINING),
-        run("fedavg", mixed(), **TRAINING),
+        run("pfedsim", alike(), generalization=1.0, **TRAINING),
+        run("fedavg", alike(), **TRAINING),
         strict=True,
     ):
         assert_same(pfedsim.shared, fedavg.shared)
