@@ -31,8 +31,9 @@ from jaxfl.mechanisms.wire.aggregation import (
     clipped,
     of_finite,
 )
-from jaxfl.mechanisms.wire.attacks import draw_attackers
-from jaxfl.mechanisms.wire.compression import LowRank, Quantize, Sign, TopK
+from jaxfl.mechanisms.wire.attacks import Noise, Scale, SignFlip, draw_attackers
+from jaxfl.mechanisms.wire.compression import COMPRESSIONS, LowRank, Quantize, Sign, TopK
+from jaxfl.mechanisms.wire.privacy import Gaussian
 from jaxfl.mechanisms.wire.setup import Own, Wire, wire_of
 from jaxfl.registry import METHODS
 from jaxfl.runs.engine_job import _require_on_the_wire
@@ -215,6 +216,13 @@ def test_what_is_not_finite_is_left_out(name):
     assert left_out.tolist() == [True] + 8 * [False]
     weights = np.where(np.arange(9) == 0, 0, WEIGHTS)
     np.testing.assert_allclose(flat(found), reference(rows_of(MESSAGES), weights), rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_may_send_nothing():
+    """As under `local`."""
+    transforms = [*COMPRESSIONS.values(), SignFlip, Noise, Scale]
+    assert all(of()(KEY, {}) == {} for of in transforms)
+    assert Gaussian().noisy(KEY, Gaussian().clipped({})) == {}
 
 
 def test_clipping_scales_the_whole_message_and_only_down():

@@ -116,7 +116,7 @@ def poisons(attack: Any) -> bool:
 def noise_like(key, change, std):
     """Return normal noise in the form of a tree."""
     leaves, structure = jax.tree.flatten(change)
-    keys = jax.random.split(key, max(1, len(leaves)))
+    keys = jax.random.split(key, len(leaves))
     drawn = [std * jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
     return structure.unflatten(drawn)
 
