@@ -1,6 +1,6 @@
 """The same training as a careful PyTorch loop, one client after another, with which jaxfl is compared.
 
-Nothing in it is slow on purpose. The normalised images are on the device before the clock starts, no
+Nothing in it is slow on purpose. The normalised inputs are on the device before the clock starts, no
 DataLoader is used, one network serves all clients, and nothing is evaluated. Layers, initial
 weights, batch sizes, numbers of steps, optimiser and aggregation are jaxfl's. It runs on the number
 of threads that is fastest.
@@ -16,8 +16,7 @@ import numpy as np
 from jaxfl.bench.count import Phase
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
-from jaxfl.models.blocks import ConvBlock, DenseBlock, Linear, ResidualPair
-from jaxfl.models.model import Model, Weights
+from jaxfl.models.model import Weights
 
 try:
     import torch
@@ -28,8 +27,9 @@ except ImportError as error:
         "jaxfl, or add --no-torch."
     ) from error
 
+from jaxfl.bench.torch_networks import network
+
 THREADS = torch.get_num_threads()
-ACTIVATIONS = {jax.nn.relu: nn.ReLU, jax.nn.leaky_relu: nn.LeakyReLU}
 
 
 def prepare(
@@ -62,11 +62,18 @@ def prepare(
     def tensor(array):
         return torch.from_numpy(np.array(array)).to(device)
 
-    images = (np.asarray(federation.images) - np.asarray(federation.mean)) / np.asarray(federation.std)
-    images = tensor(images.transpose(0, 3, 1, 2).astype(np.float32, order="C"))
-    labels, relabel, sizes = np.asarray(federation.labels), np.asarray(group.relabel), np.asarray(group.size)
+    inputs = np.asarray(federation.images)
+    if group.model.tokens:
+        inputs = tensor(inputs).long()
+    else:
+        inputs = (inputs - np.asarray(federation.mean)) / np.asarray(federation.std)
+        inputs = tensor(inputs.transpose(0, 3, 1, 2).astype(np.float32, order="C"))
+    sizes, aim = np.asarray(group.size), federation.task.aim
     rows = [own[:size] for own, size in zip(np.asarray(group.rows), sizes, strict=True)]
-    targets = [tensor(outputs[labels[own]]).long() for outputs, own in zip(relabel, rows, strict=True)]
+    targets = [
+        tensor(aim(federation.labels[own], outputs)).long()
+        for outputs, own in zip(group.relabel, rows, strict=True)
+    ]
     rows = [tensor(own).long() for own in rows]
 
     net = network(group.model, weights).to(device)
@@ -95,7 +102,7 @@ def prepare(
             for phase in phases:
                 if phase.personal:
                     put(personal.get(client, initial))
-                loss = train(net, phase, images, rows[client], targets[client], config, shared)
+                loss = train(net, phase, inputs, rows[client], targets[client], config, shared)
                 if phase.personal:
                     personal[client] = copy(leaves)
                     put(shared)
@@ -127,15 +134,15 @@ def choose_threads(work: Callable[[], object]) -> None:
 
 
 @torch.enable_grad()
-def train(net, phase: Phase, images, rows, targets, config, received) -> torch.Tensor:
+def train(net, phase: Phase, inputs, rows, targets, config, received) -> torch.Tensor:
     """Train some blocks of a network on a client's rows.
 
     Args:
       net: its children are the blocks; it is changed.
       phase: which of them train, and for how many epochs.
-      images: (N, C, H, W), of all clients.
+      inputs: (N, C, H, W) or tokens (N, T), of all clients.
       rows: (n,), the client's rows of these.
-      targets: (n,), its outputs.
+      targets: (n,), its outputs, or (n, T), -1 where nothing follows.
       config: rates and the batch size.
       received: {name: leaf} of the global model, to which a personal one is pulled.
 
@@ -156,7 +163,8 @@ def train(net, phase: Phase, images, rows, targets, config, received) -> torch.T
             if pairs and len(batch) == 1:  # one value of a channel has no variance
                 continue
             optimizer.zero_grad(set_to_none=True)
-            loss = nn.functional.cross_entropy(net(images[rows[batch]]), targets[batch])
+            outputs, of_batch = net(inputs[rows[batch]]), targets[batch]
+            loss = nn.functional.cross_entropy(outputs.flatten(0, -2), of_batch.flatten(), ignore_index=-1)
             loss.backward()
             if phase.personal:
                 for name, leaf in trained.items():
@@ -164,85 +172,3 @@ def train(net, phase: Phase, images, rows, targets, config, received) -> torch.T
             optimizer.step()
             losses.append(loss.detach())
     return torch.stack(losses).mean() if losses else torch.zeros((), device=rows.device)
-
-
-def network(model: Model, weights: Weights) -> nn.Sequential:
-    """Build a model with its weights in PyTorch, each block a child of the same name.
-
-    Raises:
-      JaxflError: if a block's kind is not known here.
-    """
-    net = nn.Sequential()
-    x = torch.zeros((1, *np.roll(model.shape, 1)))
-    for name, module in model.blocks:
-        params = jax.tree.map(np.asarray, weights.params[name])
-        match module:
-            case ConvBlock():
-                layers = _conv(module, params)
-            case DenseBlock():
-                layers = _dense(module, params, x.shape[1:])
-            case ResidualPair():
-                layers = [Pair(params, pools=module.pool is not None)]
-            case Linear():
-                layers = [_linear(params, x.shape[1:])]
-            case _:
-                raise JaxflError(
-                    f"The PyTorch loop of jaxfl bench does not know {type(module).__name__}, a block of "
-                    f"{model.name}; add --no-torch."
-                )
-        net.add_module(name, nn.Sequential(*layers))
-        with torch.no_grad():
-            x = net[-1].eval()(x)
-    return net
-
-
-class Pair(nn.Sequential):
-    """A residual pair: x plus two convolutions of it, and global max pooling if it `pools`."""
-
-    def __init__(self, params: dict, pools: bool):
-        super().__init__(
-            *(layer for name in ("conv1", "conv2") for layer in (*_normed(params[name], 1), nn.ReLU()))
-        )
-        self.pools = pools
-
-    def forward(self, x):
-        """Map (B, C, H, W) to the same shape, or to (B, C)."""
-        y = x + super().forward(x)
-        return y.amax((2, 3)) if self.pools else y
-
-
-def _conv(module: ConvBlock, params: dict) -> list[nn.Module]:
-    pool = [nn.MaxPool2d(module.pool)] if module.pool > 1 else []
-    return [*_normed(params["conv"], module.padding), ACTIVATIONS[module.activation](), *pool]
-
-
-def _normed(params: dict, padding: int) -> list[nn.Module]:
-    """Return a convolution of stride 1, and BatchNorm if there are parameters of it."""
-    kernel = params["kernel"].transpose(3, 2, 0, 1)
-    bias = {name: value for name, value in params.items() if name == "bias"}
-    layer = nn.Conv2d(kernel.shape[1], kernel.shape[0], kernel.shape[2:], padding=padding, bias=bool(bias))
-    _fill(layer, weight=kernel, **bias)
-    return [layer, *([nn.BatchNorm2d(kernel.shape[0])] if "norm" in params else [])]
-
-
-def _dense(module: DenseBlock, params: dict, shape: tuple[int, ...]) -> list[nn.Module]:
-    norm = [nn.BatchNorm1d(module.features)] if module.norm else []
-    drop = [nn.Dropout(module.dropout)] if module.dropout else []
-    activation = ACTIVATIONS[module.activation]()
-    return [nn.Flatten(), _linear(params["linear"], shape), *norm, activation, *drop]
-
-
-def _linear(params: dict, shape: tuple[int, ...]) -> nn.Linear:
-    kernel = params["kernel"]
-    if len(shape) == 3:  # flattened: jaxfl's order is height, width, channels, PyTorch's channels first
-        channels, height, width = shape
-        kernel = kernel.reshape(height, width, channels, -1).transpose(2, 0, 1, 3)
-    kernel = kernel.reshape(-1, kernel.shape[-1]).T
-    layer = nn.Linear(kernel.shape[1], kernel.shape[0])
-    _fill(layer, weight=kernel, bias=params["bias"])
-    return layer
-
-
-def _fill(layer: nn.Module, **values: np.ndarray) -> None:
-    for name, value in values.items():
-        layer.get_parameter(name).data.copy_(torch.tensor(value))

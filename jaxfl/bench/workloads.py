@@ -1,4 +1,4 @@
-"""The workloads: five federations, as data, and the ways in which jaxfl can run them."""
+"""The workloads: seven federations, as data, and the ways in which jaxfl can run them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +17,7 @@ from jaxfl.runs.prepare import load_source
 REPETITIONS = 5
 
 SHAPES = {"cifar10": (32, 32, 3), "mnist": (28, 28, 1)}  # of images; both have ten classes
+TOKENS = "characters"  # rows of 80 of as many, as in LEAF's Shakespeare, drawn at random
 PER_ROW = ("images", "labels", "train")
 
 
@@ -135,6 +136,18 @@ WORKLOADS = {
         on_cpu={"clients": 2} | _of_each_class(100),
         repetitions_on_cpu=2,
     ),
+} | {
+    name: Workload(
+        f"The next of 80 random characters, {what}, 20 clients of 100 rows, 5 a round",
+        2_000,
+        {"dataset": TOKENS, "partition": "iid", "models": (model,), "clients": 20, "participation": 0.25},
+        ("fedavg",),
+        {"epochs": 1, "batch_size": 10},
+    )
+    for name, what, model in (
+        ("W6", "a GRU of 256 features", "gru,hidden=256"),
+        ("W7", "a transformer of two encoders, 128 features", "transformer,width=2"),
+    )
 }
 
 
@@ -199,8 +212,8 @@ def grown(workload: Workload, clients: int) -> Workload:
 
 def small(workload: Workload) -> Workload:
     """Return the workload with four clients of ten images, to see that it works, not how fast."""
-    few = {"clients": 4, "participation": 1.0} | _of_each_class(10)
-    return workload._replace(images=200, setup=workload.setup | few, on_cpu={}, repetitions_on_cpu=1)
+    few = {"clients": 4, "participation": 1.0, "partition": "iid"}
+    return workload._replace(images=40, setup=workload.setup | few, on_cpu={}, repetitions_on_cpu=1)
 
 
 def setup_of(workload: Workload) -> Setup:
@@ -229,6 +242,8 @@ def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> t
       say: called with the reason if random images of the same shape replace a data set.
     """
     name, folder = setup.data.dataset, setup.machine.data_dir
+    if name == TOKENS:
+        return _characters(workload.images), "random"
     if folder and (folder / f"{name}.npz").is_file():
         setup = setup.replace(dataset=str(folder / f"{name}.npz"))
     try:
@@ -251,3 +266,9 @@ def _random(name: str, shape: tuple[int, ...], count: int) -> Source:
     return from_arrays(
         name, images, np.r_[labels, np.arange(test) % 10], np.arange(count + test) < count, classes=10
     )
+
+
+def _characters(count: int) -> Source:
+    rng, test = np.random.default_rng(0), 100
+    rows = rng.integers(0, 80, (count + test, 80), dtype=np.int32)
+    return from_arrays(TOKENS, rows, None, np.arange(count + test) < count, 0, vocabulary=80)

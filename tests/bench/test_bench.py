@@ -1,5 +1,6 @@
 """The benchmark: its command, its counts, and that the PyTorch loop trains what jaxfl trains."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -22,6 +23,7 @@ from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Cohort, Info
 from jaxfl.data.federate import federate
+from jaxfl.data.sources import from_arrays
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose
 from jaxfl.models import zoo
@@ -36,6 +38,7 @@ TINY = Workload(
     {"epochs": 2, "batch_size": 4},
 )
 
+OF_TOKENS = {"shape": (6,), "classes": 3, "vocabulary": 3, "every_token": True}
 PRODUCT = {"full": 1e9, "bfloat16": 4e9}  # FLOP/s of a device
 
 
@@ -326,6 +329,8 @@ def test_options_that_the_counts_of_samples_do_not_know_are_refused(option):
         ("fedper", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),
         ("fedrep", zoo.mcmahan(shape=(8, 8, 1), classes=3, width=0.1, padding="same")),
         ("ditto,personal_epochs=2,lam=0.5", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),
+        ("fedavg", zoo.build("gru,embedding=4,hidden=5", **OF_TOKENS)),
+        ("fedavg", zoo.build("transformer,width=0.125,heads=2,depth=2", **OF_TOKENS)),
     ],
 )
 def test_the_pytorch_loop_has_the_same_losses(choice, model):
@@ -333,9 +338,13 @@ def test_the_pytorch_loop_has_the_same_losses(choice, model):
     from jaxfl.bench import torch_loop
 
     source = tiny_source()
-    source = source._replace(
-        images=source.images.repeat(model.shape[0] // 8, 1).repeat(model.shape[1] // 8, 2)
-    )
+    if model.tokens:
+        tokens = np.random.default_rng(0).integers(0, 3, (60, 6), dtype=np.int32)
+        source = from_arrays("tokens", tokens, None, source.train, 0, vocabulary=3)
+        model = dataclasses.replace(model, task=source.task)
+    else:
+        times = model.shape[0] // 8
+        source = source._replace(images=source.images.repeat(times, 1).repeat(times, 2))
     federation = federate(source, tiny_partition(source, (7, 4, 5)), [(model, 3)])
     method, options = registry.method(choice)
     config = method.config(**({"epochs": 2, "batch_size": 16} | options))
