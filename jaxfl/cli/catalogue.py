@@ -14,7 +14,7 @@ from jaxfl.core.schedule import SCHEDULES
 from jaxfl.core.training import Training
 from jaxfl.data.graphs import TOPOLOGIES
 from jaxfl.data.partitioners import PARTITIONS
-from jaxfl.data.readers import READERS
+from jaxfl.data.readers import READERS, Reader, reader_of
 from jaxfl.data.shift import SHIFTS
 from jaxfl.errors import JaxflError
 from jaxfl.grid.study_file import found_below, settings
@@ -39,9 +39,8 @@ NAMED = {  # by their name in the plural, which `jaxfl list` takes
     "privacy": MECHANISMS,
     "servers": AGGREGATORS,
     "scores": titles(),
-    "datasets": {name: what for reader in READERS for name, what in reader.examples.items()},
+    "datasets": {name: reader for reader in READERS for name in reader.examples},
 }
-WORDS = ("scores", "datasets")  # kinds without options
 ON_THE_WIRE = {**ATTACKS, **COMPRESSIONS, **MECHANISMS, **AGGREGATORS}
 CHOICES = {**registry.METHODS, **MODELS, **PARTITIONS, **TOPOLOGIES, **SHIFTS, **SCHEDULES, **ON_THE_WIRE}
 
@@ -50,7 +49,7 @@ def all_of(kind: str) -> RichTable:
     """Return the table of one kind in `NAMED`: names, what they are, and their options."""
     heads = ("name", "what", "paper", "tasks", "wire", "options of its own")
     if kind != "methods":
-        heads = ("name", "what") if kind in WORDS else ("name", "what", "options")
+        heads = ("name", "what") if kind == "scores" else ("name", "what", "options")
     table = RichTable(*heads, title=kind.capitalize(), title_justify="left")
     for name, found in NAMED[kind].items():
         if isinstance(found, str):
@@ -61,7 +60,8 @@ def all_of(kind: str) -> RichTable:
             table.add_row(name, found.summary, found.paper, _tasks(found), wire, ", ".join(own))
         else:
             own = ", ".join(f"{option.name}={option.default}" for option in options_of(found))
-            table.add_row(name, _first_line(found), own)
+            what = found.examples[name] if isinstance(found, Reader) else _first_line(found)
+            table.add_row(name, what, own)
     return table
 
 
@@ -72,7 +72,7 @@ def _tasks(method: Method) -> str:
 
 
 def table_of(name: str) -> RichTable:
-    """Return the table of a kind in `NAMED`, or that of the options of a method, model, partition, ...
+    """Return the table of a kind in `NAMED`, or that of the options of a method, model, data set, ...
 
     Raises:
       JaxflError: if there is no such name.
@@ -80,7 +80,8 @@ def table_of(name: str) -> RichTable:
     if name in NAMED:
         return all_of(name)
     kinds = "method, model, partition, topology, shift, schedule or name of the wire"
-    found = choices.lookup(kinds, CHOICES | NAMED, name)
+    source = reader_of(name).read
+    found = source if declared(source) else choices.lookup(kinds, CHOICES | NAMED, name)
     what = found.summary if isinstance(found, Method) else _first_line(found)
     table = RichTable("option", "default", "what", title=f"{name}: {what}", title_justify="left")
     for option in options_of(found):
@@ -88,10 +89,12 @@ def table_of(name: str) -> RichTable:
     return table
 
 
-def options_of(found: Method | Callable) -> list[Described]:
-    """Return the options of a method, a model, a partition, ..., a method's own ones first."""
+def options_of(found: Method | Reader | Callable) -> list[Described]:
+    """Return the options of a method, a model, a data set, ..., a method's own ones first."""
     if isinstance(found, Method):
         return described(found.config)
+    if isinstance(found, Reader):
+        return described(found.read)
     builds = {*BUILT_FOR} <= {*inspect.signature(found).parameters}  # a model
     return (described_model if builds else described)(found)
 

@@ -31,9 +31,9 @@ class Chunk(NamedTuple):
       first: number of the first round, from 0.
       state: after the last round. It is donated to the next chunk, or written in place: copy it to keep it.
       reports: one per round, with NumPy leaves.
-      scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g,), with `Job.likely` also
-        "likely", see `jaxfl.core.score.likelihoods`, and with a backdoor "attacked"; None where the rounds
-        diverged.
+      scores: {"personal": ..., "received": ...}: per group `Score` with leaves (n_g, ...), with `Job.likely`
+        also "likely", see `jaxfl.core.score.likelihoods`, and with a backdoor "attacked"; None where the
+        rounds diverged.
       train_seconds, evaluate_seconds: without compilation of the programs of rounds and scores; everything
         within a round is training, also what a host step compiles.
       diverged: None, or (round, client id, what) of the first "loss" or "predictions" that are not finite;

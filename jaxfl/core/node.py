@@ -102,7 +102,7 @@ class Node:
         state, key = self._with(sent, kept), streams(self.run_key).scores
         (score,) = evaluate(self.programs, self.federation, state, key, t, rounds)["personal"]
         rows = int(self.federation.groups[0].test_size[0])
-        return Scored(float(self.federation.task.each(score)[0]) if rows else 0.0, rows)
+        return Scored(float(self.federation.task.each(score.test)[0]) if rows else 0.0, rows)
 
     def _with(self, sent: Arrays, kept: Arrays) -> Any:
         """Return the state with these leaves."""

@@ -1,9 +1,9 @@
 """How clients' predictors are scored, the same for all methods.
 
-A client's score, such as the share of its own rows that its own predictor gets right, follows from what the
-task (`jaxfl.tasks`) counts of its predictions. Predictors come from the algorithm: `personal` (what clients
-deploy) and `receive` (what they start a round from, before local training). The rows are the client's test
-rows, or its validation rows.
+A client's score, such as the share of its own rows that its own predictor gets right, follows from what its
+task counts of its predictions. Predictors come from the algorithm: `personal` (what clients deploy) and
+`receive` (what they start a round from, before local training). The rows are the client's test rows, or its
+validation rows.
 
 If all clients of a group use one model, it does not matter which client runs it on which rows. Then rows are
 dealt to the clients' places in full batches, and small clients cost no padding.
@@ -21,6 +21,22 @@ from jaxfl.core.client_map import clients_in, map_clients, per_group
 from jaxfl.core.examples import SWEPT, sweep
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
+
+
+class Score(NamedTuple):
+    """What is known of the predictions of k clients.
+
+    Args:
+      test: the task's counts of test rows, leaves (k, ...).
+      validation: those of validation rows.
+      validation_rows: (k,) int32, number of these.
+      finite: (k,) bool, whether all outputs on test rows are finite, or -inf, the logarithm of 0.
+    """
+
+    test: Any
+    validation: Any
+    validation_rows: jax.Array
+    finite: jax.Array
 
 
 class Places(NamedTuple):
@@ -47,7 +63,7 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
       cohort: the clients to score.
 
     Returns:
-      Per group what `Task.scored` returns; an empty place has 0 rows.
+      Per group a `Score`; an empty place has 0 rows.
     """
     return _score(partial(predictions, predictors, key, federation, cohort), federation, cohort)
 
@@ -95,7 +111,7 @@ def _score(answers: Callable, federation: Federation, cohort: Cohort) -> PerGrou
 
     def of_group(client, test, validation):
         (tested, finite), (validated, _) = test, validation
-        return federation.task.scored(tested, validated, client.validation_size, finite)
+        return Score(tested, validated, client.validation_size, finite)
 
     test = counts([of.test_rows for of in clients], [of.test_size for of in clients])
     validation = counts([of.validation_rows for of in clients], [of.validation_size for of in clients])

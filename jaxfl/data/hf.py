@@ -5,28 +5,30 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.config import choices
-from jaxfl.config.options import Option
 from jaxfl.config.values import as_path
-from jaxfl.data.kept import kept
+from jaxfl.data.kept import How, kept
 from jaxfl.data.sources import Source, from_arrays, require_everywhere
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional, quiet
 
 PREFIX = "hf:"
-OPTIONS = {name: Option(name, str) for name in ("config", "image", "label")}
 WORDS = ("int", "uint", "bool", "string", "large_string")  # columns besides images and labels
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves in a folder
 
 
-def read_source(choice: str) -> Source:
+def read_source(
+    place: str, how: How, *, config: str | None = None, image: str | None = None, label: str | None = None
+) -> Source:
     """Read the splits ``train`` and ``test`` of a data set.
 
+    Labels that are not numbers of classes are numbered in their order; words name them.
+
     Args:
-      choice: ``hf:NAME`` of the hub or ``hf:FOLDER``, with options: ``config``, the configuration of the set;
-        ``image`` and ``label``, the columns. By default columns are found by their types: the only one of
-        images, else of vectors or arrays of equal size; and the only one of class labels, else the one called
-        label or labels. Labels that are not numbers of classes are numbered in their order; words name them.
+      place: ``hf:NAME`` of the hub or ``hf:FOLDER``.
+      how: how it is read.
+      config: configuration of the set.
+      image: column of images; by default the only one of images, else of vectors or arrays of equal size.
+      label: column of labels; by default the only one of class labels, else the one called label or labels.
 
     Returns:
       The source; its columns are all further ones of integers or words.
@@ -35,10 +37,9 @@ def read_source(choice: str) -> Source:
       JaxflError: if the package is missing, the set cannot be loaded, lacks a column, or its images do not
         fit.
     """
-    name, texts = choices.split(choice.removeprefix(PREFIX))
-    options = choices.convert(PREFIX + name, OPTIONS, texts)
-    datasets: Any = optional("datasets", "hf", f"{PREFIX}{name}")
-    splits = _splits(datasets, name, options.get("config"))
+    name = place.removeprefix(PREFIX)
+    datasets: Any = optional("datasets", "hf", place)
+    splits = _splits(datasets, name, config)
     parts = [splits[split] for split in ("train", "test") if split in splits]
     if "train" not in splits:
         raise JaxflError(f"{PREFIX}{name} has no split train; it has {', '.join(splits) or 'none'}.")
@@ -47,22 +48,20 @@ def read_source(choice: str) -> Source:
         raise JaxflError(
             f"{PREFIX}{name} has different columns in test and train; save both with the same ones."
         )
-    image = _image_column(datasets, name, kinds, options.get("image"))
-    label = _label_column(datasets, name, kinds, options.get("label"))
+    image = _image_column(datasets, name, kinds, image)
+    label = _label_column(datasets, name, kinds, label)
     if len({str(getattr(part.features[label], "names", None)) for part in parts}) > 1:
         raise JaxflError(
             f"{PREFIX}{name}: {label} numbers its classes differently in test and train; number both alike."
         )
     train = np.arange(sum(map(len, parts))) < len(parts[0]) if len(parts) > 1 else None
     stored = [Path(file["filename"]) for part in parts for file in part.cache_files]
-    return kept(
-        choice, absolute(choice), stored, lambda: _decoded(datasets, choice, parts, image, label, train)
-    )
+    return kept(how, stored, lambda: _decoded(datasets, how.name, name, parts, image, label, train))
 
 
-def _decoded(datasets, choice: str, parts, image: str, label: str, train: np.ndarray | None) -> Source:
+def _decoded(datasets, choice: str, name: str, parts, image: str, label: str, train) -> Source:
     """Return the source of some parts: their columns of images and labels, and all further ones."""
-    name, kinds = choices.split(choice.removeprefix(PREFIX))[0], parts[0].features
+    kinds = parts[0].features
     columns = _columns(parts, [key for key, kind in kinds.items() if _is_column(datasets, kind)])
     labels, classes = columns.pop(label), getattr(kinds[label], "num_classes", None)
     require_everywhere(f"{PREFIX}{name}", label, labels)
@@ -79,11 +78,10 @@ def _decoded(datasets, choice: str, parts, image: str, label: str, train: np.nda
     return from_arrays(choice, images, labels, train, classes, columns, class_names=names)
 
 
-def absolute(choice: str) -> str:
-    """Return the same choice, with an absolute path where it names a folder."""
-    name, options = choices.split(choice.removeprefix(PREFIX))
-    folder = as_path(name)
-    return PREFIX + choices.join(str(folder.resolve()) if folder.is_dir() else name, options)
+def absolute(place: str) -> str:
+    """Return the same place, with an absolute path where it is a folder."""
+    folder = as_path(place.removeprefix(PREFIX))
+    return f"{PREFIX}{folder.resolve()}" if folder.is_dir() else place
 
 
 def _splits(datasets, name: str, config: str | None) -> dict:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,23 +25,37 @@ LEAST = 1.0  # seconds of reading from which on a data set is kept
 COLUMN = "column/"  # begins the names of arrays that are columns
 
 
-def kept(name: str, how: str, files: Iterable[Path], read: Callable[[], Source]) -> Source:
-    """Return the source that `read` makes of some files, which is read from them only if they have changed.
+class How(NamedTuple):
+    """How a data set is read, see `jaxfl.data.readers.load`.
 
     Args:
-      name: of the source.
-      how: what else decides what `read` makes: the absolute name, and its options.
-      files: what is read; if there are none, nothing is kept.
-      read: reads them.
+      name: of the source, as it was asked for.
+      key: all that decides what is read, besides the content of files.
+      data_dir: folder of tensorflow-datasets' sets.
+      labelled: whether images must have labels.
+      task: what labels are.
     """
-    path = cache_folder() / "data" / f"{hashlib.sha256(how.encode()).hexdigest()[:32]}.npz"
+
+    name: str
+    key: str
+    data_dir: Path | None
+    labelled: bool
+    task: str
+
+
+def kept(how: How, files: Iterable[Path], read: Callable[[], Source]) -> Source:
+    """Return the source that `read` makes of some files, which is read from them only if they have changed.
+
+    If there are no files, nothing is kept.
+    """
+    path = cache_folder() / "data" / f"{hashlib.sha256(how.key.encode()).hexdigest()[:32]}.npz"
     now = _state(files)
     if now is None:
         return read()
     with contextlib.suppress(JaxflError, OSError):  # none is there, or it is damaged
         arrays = npz.read(path, ["state"])
         if arrays["state"] == now:
-            return _from(name, arrays)
+            return _from(how.name, arrays)
     begun = time.perf_counter()
     source = read()
     if time.perf_counter() - begun >= LEAST:

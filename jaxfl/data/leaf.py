@@ -11,43 +11,33 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.config import choices
-from jaxfl.config.options import Option
 from jaxfl.config.values import as_path
-from jaxfl.data.kept import kept
+from jaxfl.data.kept import How, kept
 from jaxfl.data.row_lists import parsed
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
 
 PREFIX = "leaf:"
-OPTIONS = {"shape": Option("shape", str)}
 
 
-def absolute(choice: str) -> str:
-    """Return the name of the same folder in every directory."""
-    path, options = choices.split(choice.removeprefix(PREFIX))
-    return PREFIX + choices.join(str(as_path(path).resolve()), options)
-
-
-def read_source(choice: str, task: str = "auto") -> Source:
+def read_source(place: str, how: How, *, shape: str | None = None) -> Source:
     """Read the rows of all users, whom the column ``client`` names; training rows come first.
 
     Args:
-      choice: ``leaf:FOLDER``, or ``leaf:FOLDER,shape=28x28`` for rows that are images of this height and
-        width, and perhaps of so many channels, 84x84x3; without it rows are vectors.
-      task: see `from_arrays`.
+      place: ``leaf:FOLDER``.
+      how: how it is read.
+      shape: height, width and perhaps channels of rows that are images, such as 28x28 or 84x84x3; without it
+        rows are vectors.
 
     Raises:
       JaxflError: if there are no such files, one is damaged, rows are text or have another shape, or
         `from_arrays` refuses them.
     """
-    path, texts = choices.split(choice.removeprefix(PREFIX))
-    shape = choices.convert(PREFIX + path, OPTIONS, texts).get("shape", "")
-    if not re.fullmatch(r"|\d+x\d+(x\d+)?", shape, re.ASCII):
-        raise JaxflError(f"{choice}: write height and width, and perhaps channels, such as shape=28x28.")
-    files = _files(as_path(path))
-    sides = [int(side) for side in shape.split("x") if side]
-    return kept(choice, f"{absolute(choice)} {task}", files, lambda: _joined(choice, files, sides, task))
+    if shape is not None and not re.fullmatch(r"\d+x\d+(x\d+)?", shape, re.ASCII):
+        raise JaxflError(f"{how.name}: write height and width, and perhaps channels, such as shape=28x28.")
+    files = _files(as_path(place.removeprefix(PREFIX)))
+    sides = [*map(int, shape.split("x"))] if shape else []
+    return kept(how, files, lambda: _joined(how.name, files, sides, how.task))
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,15 +1,17 @@
 """The kinds of data sources: how the names of each look, and what reads it."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxfl.config import choices
+from jaxfl.config.options import declared
 from jaxfl.config.own_code import own_code, require_call
 from jaxfl.config.values import as_path
 from jaxfl.data import folder, hf, leaf, npz, pfllib, tables, text, tfds
-from jaxfl.data.kept import kept
+from jaxfl.data.kept import How, kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
 from jaxfl.errors import JaxflError
 from jaxfl.machine.files import below
@@ -22,30 +24,25 @@ SOME = re.compile(rf"(.*?)\s*,\s*{CLASSES}\s*=([^,/]*)(|,.*)")  # a path does no
 DIGITS = Path(__file__).with_name("digits.npz")
 
 
-class How(NamedTuple):
-    """How a data set is read; the arguments of `load`."""
-
-    data_dir: Path | None
-    labelled: bool
-    task: str
-
-
 class Reader(NamedTuple):
     """What reads one kind of data source.
 
     Attributes:
       examples: names of such sources, and what they are.
       takes: ``name -> bool``, whether a name is that of such a source.
-      read: ``(name, how) -> Source``, see `load`; most kinds need no folder, and have labels of classes.
-      absolute: ``name -> name`` of the same source in every directory.
-      options: names of the options that such a name may have, besides ``classes``.
+      read: ``(place, how, **options) -> Source``; a place is a name without its options, which are this
+        function's keyword-only arguments, besides ``classes``.
+      absolute: ``place -> place`` of the same source in every directory.
     """
 
     examples: Mapping[str, str]
     takes: Callable[[str], bool]
-    read: Callable[[str, How], Source]
-    absolute: Callable[[str], str] = lambda name: name
-    options: Collection[str] = ()
+    read: Callable[..., Source]
+    absolute: Callable[[str], str] = lambda place: place
+
+    def parted(self, name: str) -> tuple[str, dict[str, str]]:
+        """Return the place of a name, and its options as text."""
+        return choices.split(name) if declared(self.read) else (name, {})
 
 
 def _read_own(name: str, how: How) -> Source:
@@ -67,27 +64,21 @@ def _read_prepared(name: str, how: How) -> Source:
             f"{name} is a file, but only .npz files are read; write one by numpy.savez, with arrays images "
             "or features, and labels."
         )
-    return kept(
-        name,
-        f"{name} {how.data_dir}",
-        tfds.files(name, how.data_dir),
-        lambda: tfds.read_source(name, how.data_dir),
-    )
+    return kept(how, tfds.files(name, how.data_dir), lambda: tfds.read_source(name, how.data_dir))
 
 
 def _read_folder(name: str, how: How) -> Source:
     path = as_path(name)
-    told = f"{path.resolve()} {how.labelled}"
-    return kept(name, told, below(path), lambda: folder.read_source(name, path, how.labelled))
+    return kept(how, below(path), lambda: folder.read_source(name, path, how.labelled))
 
 
 def _read_pfllib(name: str, how: How) -> Source:
     path = as_path(name.removeprefix(pfllib.PREFIX))
-    return kept(name, f"{pfllib.PREFIX}{path.resolve()}", below(path), lambda: pfllib.read_source(name, path))
+    return kept(how, below(path), lambda: pfllib.read_source(name, path))
 
 
-def _resolved(name: str) -> str:
-    return str(as_path(name).resolve())
+def _resolved(place: str, prefix: str = "") -> str:
+    return prefix + str(as_path(place.removeprefix(prefix)).resolve())
 
 
 READERS = (  # the first that takes a name reads it; the last one takes every name
@@ -98,29 +89,24 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     ),
     Reader(
         {
-            "hf:uoft-cs/cifar10": "a data set of the Hugging Face hub, with options: config, image, label",
+            "hf:uoft-cs/cifar10": "a data set of the Hugging Face hub",
             "hf:path/to/folder": "one in a folder: of save_to_disk, of parquet files, ...",
         },
         takes=lambda name: name.startswith(hf.PREFIX),
-        read=lambda name, how: hf.read_source(name),
+        read=hf.read_source,
         absolute=hf.absolute,
-        options=hf.OPTIONS,
     ),
     Reader(
         {"pfllib:path/to/folder": "PFLlib's folder of a data set: its clients (a column client), its split"},
         takes=lambda name: name.startswith(pfllib.PREFIX),
         read=_read_pfllib,
-        absolute=lambda name: pfllib.PREFIX + _resolved(name.removeprefix(pfllib.PREFIX)),
+        absolute=partial(_resolved, prefix=pfllib.PREFIX),
     ),
     Reader(
-        {
-            "leaf:path/to/folder": "LEAF's folder of a data set: its users (a column client), its split; "
-            "with an option: shape=28x28"
-        },
+        {"leaf:path/to/folder": "LEAF's folder of a data set: its users (a column client), its split"},
         takes=lambda name: name.startswith(leaf.PREFIX),
-        read=lambda name, how: leaf.read_source(name, how.task),
-        absolute=leaf.absolute,
-        options=leaf.OPTIONS,
+        read=leaf.read_source,
+        absolute=partial(_resolved, prefix=leaf.PREFIX),
     ),
     Reader(
         {
@@ -133,21 +119,18 @@ READERS = (  # the first that takes a name reads it; the last one takes every na
     ),
     Reader(
         {
-            "path/to/file.csv,target=COLUMN": "a table with named columns, or a .parquet; with options: "
-            "client, without, missing=drop, columns",
-            "path/to/file.csv,text=COLUMN,target=COLUMN": "texts as tokens; with options: length, tokens",
+            "path/to/file.csv,target=COLUMN": "a table with named columns, or a .parquet",
+            "path/to/file.csv,text=COLUMN,target=COLUMN": "texts as tokens",
         },
-        takes=tables.takes,
-        read=lambda name, how: tables.read_source(name, how.task),
-        absolute=tables.absolute,
-        options=tables.OPTIONS,
+        takes=lambda name: name.partition(",")[0].endswith(tables.SUFFIXES),
+        read=tables.read_source,
+        absolute=_resolved,
     ),
     Reader(
-        {"path/to/file.txt": "a text, whose next character is to be predicted; with an option: length"},
-        takes=text.takes,
-        read=lambda name, how: text.read_source(name, how.task),
-        absolute=tables.absolute,
-        options=text.OPTIONS,
+        {"path/to/file.txt": "a text, whose next character is to be predicted"},
+        takes=lambda name: name.partition(",")[0].endswith(text.SUFFIX),
+        read=text.read_source,
+        absolute=_resolved,
     ),
     Reader(
         {"path/to/folder": "a sub-folder of images per class, perhaps below train/ and test/"},
@@ -205,7 +188,9 @@ def whole(name: str) -> tuple[str, str | None]:
 def absolute(name: str) -> str:
     """Return a name of the same data set that holds in every directory."""
     everything, chosen = whole(name)
-    found = reader_of(everything).absolute(everything)
+    reader = reader_of(everything)
+    place, options = reader.parted(everything)
+    found = choices.join(reader.absolute(place), options)
     return found if chosen is None else f"{found},{CLASSES}={chosen}"
 
 
@@ -227,8 +212,10 @@ def load(name: str, data_dir: Path | None = None, labelled: bool = True, task: s
         has labels for another task.
     """
     everything, chosen = whole(name)
-    how = How(data_dir, labelled or chosen is not None, task)
-    source = reader_of(everything).read(everything, how)
+    reader, labelled = reader_of(everything), labelled or chosen is not None
+    place, options = reader.parted(everything)
+    how = How(everything, f"{absolute(everything)} {data_dir} {labelled} {task}", data_dir, labelled, task)
+    source = reader.read(place, how, **choices.convert(place, declared(reader.read), options))
     if task not in ("auto", source.task.name):
         raise JaxflError(
             f"--task {task}: {name} has labels for {source.task.name}: {source.task.what}; leave it out, or "

@@ -1,109 +1,99 @@
 """Reading tables: CSV or Parquet files with named columns, one of which is what is to be predicted."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxfl.config import choices
-from jaxfl.config.options import Option
 from jaxfl.config.values import as_path
-from jaxfl.data import text
+from jaxfl.data.kept import How
 from jaxfl.data.sources import Source, from_arrays, stratified_fifth
+from jaxfl.data.text import PIECES, encoded, require_length, vocabulary
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
 from jaxfl.tasks import REGRESSION, meant
 
 SUFFIXES = ".csv", ".parquet"
-OPTIONS = {
-    **{name: Option(name, str) for name in ("target", "client", "without", "missing", "columns", "text")},
-    "tokens": Option("tokens", Literal[*text.PIECES], "words"),
-    "length": Option("length", int, 64),
-}
 MOST_WORDS = 1000  # different ones in a column; more are a text, or names
 
 
-def takes(name: str) -> bool:
-    """Return whether a name is that of a table: its path, and options after a comma."""
-    return name.partition(",")[0].endswith(SUFFIXES)
-
-
-def absolute(name: str) -> str:
-    """Return the name of the same table in every directory."""
-    path, options = choices.split(name)
-    return choices.join(str(as_path(path).resolve()), options)
-
-
-def read_source(name: str, task: str = "auto") -> Source:
-    """Read a table as vectors, or a column of text as tokens.
+def read_source(
+    place: str,
+    how: How,
+    *,
+    target: tuple[str, ...] = (),
+    client: str | None = None,
+    without: tuple[str, ...] = (),
+    missing: Literal["refuse", "drop"] = "refuse",
+    columns: tuple[str, ...] = (),
+    text: tuple[str, ...] = (),
+    tokens: Literal["words", "characters"] = "words",
+    length: int = 64,
+) -> Source:
+    """Read a table as vectors, or columns of text as tokens.
 
     Numbers are features as they are; a column of words becomes a 0 or 1 for each word that it has in training
-    rows.
+    rows. A column ``split`` with only the words train and test says which rows are for testing. The
+    vocabulary has the 10,000 most frequent tokens of training rows.
 
     Args:
-      name: ``path.csv,target=COLUMN``, or of several targets or labels ``target=A+B``; ``client=COLUMN`` says
-        whose a row is, and is no feature; ``without=A+B`` leaves columns out; ``missing=drop`` leaves out
-        rows with an empty field; ``columns=A+B+C`` names the columns of a file without a line of names. A
-        column ``split`` with only the words train and test says which rows are for testing. With ``text=A+B``
-        rows are the first ``length=64`` tokens of these columns, joined: words and punctuation marks in lower
-        case, or ``tokens=characters``. The vocabulary has the 10,000 most frequent ones of training rows.
-        Without a target, the next token is to be predicted.
-      task: see `from_arrays`.
+      place: path of the file.
+      how: how it is read.
+      target: column that is to be predicted, or several, A+B; without one it is the next token of a text.
+      client: column that says whose a row is, and is no feature.
+      without: columns to leave out, A+B.
+      missing: what happens to rows with an empty field: they are refused, or dropped.
+      columns: names of the columns, A+B+C, of a file without a line of names.
+      text: columns that are read as text, A+B, joined.
+      tokens: what tokens of a text are: words and punctuation marks in lower case, or characters.
+      length: number of tokens of a row, the first ones of its text.
 
     Raises:
       JaxflError: if pandas is not installed, the file cannot be read, a column or value is missing, or
         `from_arrays` refuses what it holds.
     """
-    path, given = choices.split(name)
-    options = choices.convert(path, OPTIONS, given)
-    frame = _frame(as_path(path), _listed(options, "columns"))
-    left_out, texts = _listed(options, "without"), _listed(options, "text")
-    targets, client = _listed(options, "target"), options.get("client")
-    named = [*targets, *([client] if client else []), *left_out, *texts]
+    frame = _frame(as_path(place), columns)
+    named = [*target, *([client] if client else []), *without, *text]
     for column in named:
         if column not in frame.columns:
-            raise JaxflError(f"{path} has no column {column!r}; {nearest(column, map(str, frame.columns))}")
-    if not targets and not texts:
+            raise JaxflError(f"{place} has no column {column!r}; {nearest(column, map(str, frame.columns))}")
+    if not target and not text:
         raise JaxflError(
-            f"{path}: write which column is to be predicted, {path},target=COLUMN; it has "
+            f"{place}: write which column is to be predicted, {place},target=COLUMN; it has "
             f"{', '.join(map(str, frame.columns))}."
         )
-    frame = frame.drop(columns=left_out)
+    frame = frame.drop(columns=[*without])
     empty = frame.isna().any(axis=1).to_numpy()
     if empty.any():
-        if options.get("missing") != "drop":
+        if missing == "refuse":
             lacking = [str(column) for column in frame.columns if frame[column].isna().any()]
             raise JaxflError(
-                f"{path}: {empty.sum()} of {len(frame)} rows have an empty field ({', '.join(lacking)}); "
-                f"leave them out by {name},missing=drop, or the columns by without=."
+                f"{place}: {empty.sum()} of {len(frame)} rows have an empty field ({', '.join(lacking)}); "
+                f"leave them out by {how.name},missing=drop, or the columns by without=."
             )
         frame = frame[~empty]
-    columns = {str(column): _plain(path, str(column), frame[column]) for column in frame.columns}
-    joined = [" ".join(map(str, row)) for row in zip(*(columns.pop(column) for column in texts), strict=True)]
-    labels, numbered = _labels({target: columns.pop(target) for target in targets}, task)
-    split = columns.get("split")
+    values = {str(column): _plain(place, str(column), frame[column]) for column in frame.columns}
+    joined = [" ".join(map(str, row)) for row in zip(*(values.pop(column) for column in text), strict=True)]
+    labels, numbered = _labels({column: values.pop(column) for column in target}, how.task)
+    split = values.get("split")
     divided = split is not None and bool(np.isin(split, ("train", "test")).all())
     if divided:
-        train = columns.pop("split") == "train"
+        train = values.pop("split") == "train"
     else:
-        train = ~stratified_fifth(_strata(path, labels, numbered["classes"], len(frame), task))
-    others = {column: values for column, values in columns.items() if values.dtype.kind in "biuU"}
+        train = ~stratified_fifth(_strata(place, labels, numbered["classes"], len(frame), how.task))
+    others = {column: each for column, each in values.items() if each.dtype.kind in "biuU"}
     if client:
-        others["client"] = columns[client]
-    if texts:
-        x, numbered["vocabulary"] = _tokens(path, joined, train, options)
+        others["client"] = values[client]
+    if text:
+        x, numbered["vocabulary"] = _tokens(place, joined, train, tokens, length)
     else:
-        of = {column: values for column, values in columns.items() if column != client}
+        of = {column: each for column, each in values.items() if column != client}
         if not of:
-            raise JaxflError(f"{path} has no column besides {' and '.join(named)}; give it features.")
-        every = [_features(path, column, values, train) for column, values in of.items()]
+            raise JaxflError(f"{place} has no column besides {' and '.join(named)}; give it features.")
+        every = [_features(place, column, each, train) for column, each in of.items()]
         x = np.concatenate(every, 1).astype(np.float32)
-    return from_arrays(name, x, labels, train, columns=others, divided=divided, task=task, **numbered)
-
-
-def _listed(options: dict[str, Any], key: str) -> list[str]:
-    """Return the columns that an option names."""
-    return [column for column in options.get(key, "").split("+") if column]
+    return from_arrays(how.name, x, labels, train, columns=others, divided=divided, task=how.task, **numbered)
 
 
 def _labels(columns: dict[str, np.ndarray], task: str) -> tuple[np.ndarray | None, dict[str, Any]]:
@@ -127,23 +117,22 @@ def _strata(path: str, labels: np.ndarray | None, classes: int, rows: int, task:
     return found.strata(found.read(path, labels, labels, classes)[0])
 
 
-def _tokens(path: str, rows: list[str], train: np.ndarray, options: dict) -> tuple[np.ndarray, int]:
+def _tokens(path: str, rows: list[str], train: np.ndarray, kind: str, length: int) -> tuple[np.ndarray, int]:
     """Return rows of text as tokens (N, T), and the size of their vocabulary."""
-    pieces = [text.PIECES[options.get("tokens", "words")](row) for row in rows]
+    pieces = [PIECES[kind](row) for row in rows]
     if empty := sum(not row for row in pieces):
         raise JaxflError(f"{path}: {empty} of {len(rows)} rows have an empty text; leave them out.")
-    words = text.vocabulary(row for row, trains in zip(pieces, train, strict=True) if trains)
-    length = text.require_length(path, options.get("length", 64))
-    return text.encoded(pieces, words, length), len(words)
+    words = vocabulary(row for row, trains in zip(pieces, train, strict=True) if trains)
+    return encoded(pieces, words, require_length(path, length)), len(words)
 
 
-def _frame(path: Path, names: list[str]) -> Any:
+def _frame(path: Path, names: Sequence[str]) -> Any:
     """Return the table of a file as a frame of pandas; names are those of its columns, if it has none."""
     pandas = optional("pandas", "pandas", "A table")
     try:
         if path.suffix == ".parquet":
             return pandas.read_parquet(path)
-        return pandas.read_csv(path, names=names) if names else pandas.read_csv(path)
+        return pandas.read_csv(path, names=[*names]) if names else pandas.read_csv(path)
     except FileNotFoundError:
         raise JaxflError(f"There is no file {path}.") from None
     except (OSError, ValueError, ImportError) as error:

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.config import choices
-from jaxfl.config.options import Option
 from jaxfl.config.values import as_path
+from jaxfl.data.kept import How
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
 
 SUFFIX = ".txt"
-OPTIONS = {"length": Option("length", int, 80)}
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the token 0, of what the vocabulary lacks
 MOST = 10_000  # words of a vocabulary: the most frequent ones
 PIECES: Mapping[str, Callable[[str], list[str]]] = {
@@ -49,12 +47,7 @@ def require_length(name: str, length: int) -> int:
     return length
 
 
-def takes(name: str) -> bool:
-    """Return whether a name is that of a file of text: its path, and options after a comma."""
-    return name.partition(",")[0].endswith(SUFFIX)
-
-
-def read_source(name: str, task: str = "auto") -> Source:
+def read_source(place: str, how: How, *, length: int = 80) -> Source:
     """Read a text, of which the next character is to be predicted.
 
     A paragraph whose first line is a name and a colon, as in a play, is said by this speaker, and rows have
@@ -63,15 +56,15 @@ def read_source(name: str, task: str = "auto") -> Source:
     testing. The vocabulary has the characters of all others.
 
     Args:
-      name: ``path.txt``, or ``path.txt,length=80``.
-      task: see `from_arrays`.
+      place: path of the file.
+      how: how it is read.
+      length: number of characters in a row.
 
     Raises:
       JaxflError: if the file cannot be read or has no text, or `from_arrays` refuses it.
     """
-    path, given = choices.split(name)
-    length = require_length(path, choices.convert(path, OPTIONS, given).get("length", 80))
-    said = _by_speaker(_text(as_path(path)))
+    length = require_length(place, length)
+    said = _by_speaker(_text(as_path(place)))
     rows, speakers, train = [], [], []
     for speaker, text in said.items():
         of_speaker = [text[start : start + length] for start in range(0, len(text) - 1, length - 1)]
@@ -79,13 +72,21 @@ def read_source(name: str, task: str = "auto") -> Source:
         speakers += [speaker] * len(of_speaker)
         train += [place < 0.8 * len(of_speaker) for place in range(len(of_speaker))]
     if not rows:
-        raise JaxflError(f"{path} has no text; give it some characters.")
+        raise JaxflError(f"{place} has no text; give it some characters.")
     words = vocabulary(row for row, trains in zip(rows, train, strict=True) if trains)
     tokens, known = encoded(rows, words, length), {}
     if len(said) > 1:
         known["client"] = np.array(speakers)
     return from_arrays(
-        name, tokens, None, np.array(train), 0, known, class_names=words, vocabulary=len(words), task=task
+        how.name,
+        tokens,
+        None,
+        np.array(train),
+        0,
+        known,
+        class_names=words,
+        vocabulary=len(words),
+        task=how.task,
     )
 
 

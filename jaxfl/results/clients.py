@@ -40,10 +40,10 @@ def as_csv(
     """
     last = metrics[-1]
     newcomers: Any = last.get("newcomers", {"clients": []})
-    accuracy, received = (last[name]["per_client"] for name in ("accuracy", "received"))
     task = task_of(last["accuracy"])
-    further, _ = task.further
-    second = last["accuracy"][f"{further}_per_client"]
+    further = [metric.key for metric in task.metrics if "per_client" in metric.recorded]
+    known: list = [last[name]["per_client"] for name in ("accuracy", "received")]
+    known += [last["accuracy"][f"{name}_per_client"] for name in further]
     place = {client: i for i, client in enumerate(newcomers["clients"])}
     rounds, lost, spent = Counter(), Counter(), {name: Counter() for name in SPENT}
     for record in metrics:
@@ -58,16 +58,17 @@ def as_csv(
     write(
         ["client", *(["name"] if names else []), "architecture", "newcomer"]
         + [*(["attacker"] if attacks else []), "train_rows", "test_rows"]
-        + [task.title.lower(), "received", further, "rounds", "lost", *SPENT]
+        + [task.title.lower(), "received", *further, "rounds", "lost", *SPENT]
         + ([*Device._fields] if client_devices else [])
     )
     for g, group in enumerate(federation.groups):
         for i, client in enumerate(np.asarray(group.id).tolist()):
             new = place.get(client)
             scored = (
-                [accuracy[client], received[client], second[client]]
+                [of_clients[client] for of_clients in known]
                 if new is None
-                else [newcomers[moment]["per_client"][new] for moment in ("personal", "received")] + [None]
+                else [newcomers[moment]["per_client"][new] for moment in ("personal", "received")]
+                + [None] * len(further)
             )
             rows = int(group.size[i]), int(group.test_size[i])
             write(

@@ -1,6 +1,6 @@
 """What runs are compared by: scores of clients' models and costs, by the names of `--show` and of studies.
 
-A new one is one entry in a table below: records, tables, studies, pictures and logs ask these.
+Tables, studies, pictures and logs ask these. Scores are those of tasks; a new cost is one entry in `COSTS`.
 """
 
 import functools
@@ -8,18 +8,11 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.results import definitions
-from jaxfl.results.definitions import Rows
-from jaxfl.tasks import CLASSES, LABELS, NEXT_TOKEN, REGRESSION, Task, labels, task_of
-from jaxfl.tasks.classes import macro_f1
-from jaxfl.tasks.next_token import token_accuracy
-from jaxfl.tasks.regression import mae, r2
+from jaxfl.tasks import CLASSES, TASKS, Task, task_of
+from jaxfl.tasks.task import Metric
 
 PER_CLASS = "per-class"  # not one measure but one for each class
 ONLY = "*"  # in a path the only entry there
@@ -27,37 +20,31 @@ CONFUSION = "confusion"  # of all clients' rows: a matrix, which has no column
 
 
 class Measure(NamedTuple):
-    """A value by which results are compared.
+    """A column by which results are compared.
 
     Args:
       name: its name in `--show` and in studies.
       title: its name in words, with its unit.
       paths: where results have it, entry by entry; of several the sum.
       better: returns the best of some values; None if none is best.
-      unit: what it is divided by; None for a share, which is shown in percent.
+      percent: whether it is a share, shown in percent.
+      unit: what any other value is divided by.
       absent: its value where a result has none.
       missing: why a run may have no value, and what to do, for a note.
       note: what it is, for a note, if the title does not say that.
       goal: the target until which it counts, in words; runs that miss it have no value.
-      overall: returns a score of all clients except newcomers, NaN without a value; every record has it.
-      counts: returns (n,), the score of each client, NaN without a value; where `--show` asks for it.
-      rows: returns the score of one client, NaN without a value; where `--show` asks for it.
-      validates: whether `rows` are validation rows, not test rows.
     """
 
     name: str
     title: str
     paths: Sequence[tuple]
     better: Callable[..., float] | None = None
-    unit: float | None = None
+    percent: bool = False
+    unit: float = 1
     absent: float = math.nan
     missing: str = ""
     note: str = ""
     goal: str = ""
-    overall: Callable[[Any], float] | None = None
-    counts: Callable[[Any], np.ndarray] | None = None
-    rows: Callable[[Rows], float] | None = None
-    validates: bool = False
 
     def value(self, result: Mapping[str, Any]) -> float:
         """Return it for a result, or for a record with scores; NaN if that has none."""
@@ -71,7 +58,7 @@ class Measure(NamedTuple):
         return [math.nan if value is None else self._shown(value) for value in each or ()]
 
     def _shown(self, value: float) -> float:
-        return 100 * value if self.unit is None else value / self.unit
+        return 100 * value if self.percent else value / self.unit
 
 
 def _at(found: Any, path: Sequence) -> Any:
@@ -91,104 +78,74 @@ def by_name(*measures: Measure) -> dict[str, Measure]:
     return {measure.name: measure for measure in measures}
 
 
-# ---- scores: those of counts are in every record, or as those of rows where `--show` asks for them
+# ---- scores
 
 
-def _score(name: str, title: str, better: Callable = max, missing: str = "", **how: Any) -> Measure:
-    """Return a score of the deployed models; `how` it is computed is `overall`, `counts` or `rows`."""
-    if not title.endswith("%"):
-        how = {"unit": 1} | how
-    if "overall" in how:
-        return Measure(name, title, [("accuracy", name.replace("-", "_"))], better, missing=missing, **how)
-    missing = f"no run has a value; runs that begin with --show {name} do, where clients have rows for it"
-    return Measure(name, title, [("accuracy", "scores", name, "mean")], better, missing=missing, **how)
+def _score(name: str, title: str, path: Sequence, better: Callable | None, percent: bool, **more) -> Measure:
+    """Return a score, whose title ends in its unit."""
+    return Measure(name, f"{title} %" if percent else title, [(*path,)], better, percent, **more)
 
 
-def _of_clients(task: Task, worst: str) -> list[Measure]:
-    """Return scores that follow from the task's own score of each client; `worst` names the worst one."""
-    unit, better = " %" if task.percent else "", task.better
-    worst_client = min if better is max else max
+def _of_metric(metric: Metric) -> Measure:
+    path, missing = ("accuracy", metric.key), ""
+    if not metric.recorded:
+        path, asked = ("accuracy", "scores", metric.name, "mean"), f"--show {metric.name}"
+        missing = f"no run has a value; runs that begin with {asked} do, where clients have rows for it"
+    return _score(metric.name, metric.title, path, metric.better, metric.percent, missing=missing)
+
+
+def _further(task: Task) -> dict[str, Measure]:
+    """Return the scores of a task's deployed models, besides their mean: over clients, and its metrics."""
+    worst, better, percent = task.worst, task.better, task.percent
     without = "no run has validation rows; clients hold some out with --validation-fraction"
-    return [
-        _score("std", f"std over clients{unit}", min, overall=lambda counts: task.each(counts).std()),
-        _score(
-            worst, f"{worst} client{unit}", better, overall=lambda counts: worst_client(task.each(counts))
-        ),
-        _score("worst-tenth", f"worst tenth{unit}", better, overall=partial(definitions.worst_tenth, task)),
-        _score("pooled", f"pooled{unit}", better, overall=task.pooled),
-        _score(
-            "validation", f"validation{unit}", better, without, overall=partial(definitions.validation, task)
-        ),
-    ]
+    return by_name(
+        _score("std", "std over clients", ("accuracy", "std"), min, percent),
+        _score(worst, f"{worst} client", ("accuracy", worst), better, percent),
+        _score("worst-tenth", "worst tenth", ("accuracy", "worst_tenth"), better, percent),
+        _score("pooled", "pooled", ("accuracy", "pooled"), better, percent),
+        _score("validation", "validation", ("accuracy", "validation"), better, percent, missing=without),
+        *map(_of_metric, task.metrics),
+    )
 
 
-SCORES_OF = {  # by task
-    "classes": by_name(
-        *_of_clients(CLASSES, "lowest"),
-        _score("macro-f1", "macro F1 %", overall=lambda counts: macro_f1(*counts[:3]).mean()),
-        _score("balanced", "balanced accuracy %", counts=definitions.balanced),
-        _score("auc", "AUC %", rows=definitions.auc),
-        _score("precision", "macro precision %", rows=definitions.precision),
-        _score("recall", "macro recall %", rows=definitions.recall),
-        _score("loss", "test loss", min, rows=definitions.log_loss),
-        _score("ece", "calibration error %", min, rows=definitions.calibration_error),
-        _score("validation-loss", "validation loss", min, rows=definitions.log_loss, validates=True),
-    ),
-    "regression": by_name(
-        *_of_clients(REGRESSION, "worst"),
-        _score("mae", "MAE", min, overall=lambda counts: mae(counts).mean()),
-        _score("r2", "R2", overall=lambda counts: _mean(r2(counts))),
-    ),
-    "labels": by_name(
-        *_of_clients(LABELS, "lowest"),
-        _score("macro-f1", "macro F1 %", overall=lambda counts: _mean(labels.macro_f1(counts))),
-    ),
-    "next-token": by_name(
-        *_of_clients(NEXT_TOKEN, "worst"),
-        _score("token-accuracy", "token accuracy %", overall=lambda counts: token_accuracy(counts).mean()),
-    ),
-}
-
-
-def _mean(values: np.ndarray) -> float:
-    """Return the mean of the clients that have a value, NaN if none has."""
-    known = values[~np.isnan(values)]
-    return known.mean() if len(known) else math.nan
-
-
+SCORES_OF = {task.name: _further(task) for task in TASKS.values()}
 # Their names; those of several tasks are of classes here.
 SCORES = functools.reduce(operator.or_, reversed(SCORES_OF.values()))
 
-
-def needs_rows(show: Collection[str]) -> bool:
-    """Return whether something that is to be shown needs every row's answer."""
-    return CONFUSION in show or any(score.rows for name, score in SCORES.items() if name in show)
-
-
-# ---- further accuracies
-
 RECEIVED = "received: the models that clients start a round from, scored before they train."
-MEANS = by_name(  # over clients
-    Measure("accuracy", "accuracy, mean over clients %", [("accuracy", "mean")], max),
-    Measure("received", "received %", [("received", "mean")], max, note=RECEIVED),
-)
-NEWCOMERS = [
-    Measure("newcomers", "newcomers received %", [("newcomers", "received", "mean")]),
-    Measure("newcomers", "newcomers joined %", [("newcomers", "personal", "mean")]),
-]
 TEN = "Right after training and of teachers: means over the clients of each of the last ten rounds."
 SCORED = "no run has scores of {}; --score-cohort takes them where a method tells"
 
 
-def _cohort(name: str, title: str, moment: str, entry: str, whose: str) -> Measure:
-    return Measure(name, title, [("cohort", moment, entry)], max, missing=SCORED.format(whose), note=TEN)
+def means(task: Task) -> dict[str, Measure]:
+    """Return the scores that are means over clients."""
+    how = task.better, task.percent
+    return by_name(
+        _score("accuracy", f"{task.title}, mean over clients", ("accuracy", "mean"), *how),
+        _score("received", "received", ("received", "mean"), *how, note=RECEIVED),
+    )
 
 
-COHORT = by_name(  # of the clients of a round
-    _cohort("trained", "trained %", "trained", "mean", "models right after training"),
-    _cohort("teacher", "teacher %", "teacher", "mean", "what teaches clients"),
-    _cohort("teacher-lead", "teacher's lead %", "teacher", "lead", "what teaches clients"),
-)
+def of_newcomers(task: Task) -> list[Measure]:
+    """Return the scores of newcomers before and after they join."""
+    return [
+        _score("newcomers", f"newcomers {word}", ("newcomers", moment, "mean"), None, task.percent)
+        for word, moment in (("received", "received"), ("joined", "personal"))
+    ]
+
+
+def of_cohort(task: Task) -> dict[str, Measure]:
+    """Return the scores of the clients of a round."""
+
+    def score(name, title, moment, entry, whose):
+        path, missing = ("cohort", moment, entry), SCORED.format(whose)
+        return _score(name, title, path, task.better, task.percent, missing=missing, note=TEN)
+
+    return by_name(
+        score("trained", "trained", "trained", "mean", "models right after training"),
+        score("teacher", "teacher", "teacher", "mean", "what teaches clients"),
+        score("teacher-lead", "teacher's lead", "teacher", "lead", "what teaches clients"),
+    )
 
 
 def class_names(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -197,15 +154,6 @@ def class_names(results: Sequence[Mapping[str, Any]]) -> list[str]:
     first, *others = (result.get("class_names", []) for result in results)
     named = len(first) == classes and all(other == first for other in others)
     return first if named else [*map(str, range(classes))]
-
-
-def in_units_of(task: Task, what: Measure) -> Measure:
-    """Return an accuracy as the score of another task: its title, its unit, and which way is better."""
-    title = what.title.replace("accuracy", task.title)
-    if task.percent:
-        return what._replace(title=title)
-    title = title.removesuffix(" %")
-    return what._replace(title=title, unit=1, better=what.better and task.better)
 
 
 def task_of_all(results: Sequence[Mapping[str, Any]]) -> Task:
@@ -230,7 +178,6 @@ EPSILON = Measure(
     "epsilon",
     [("privacy", "epsilon")],
     min,
-    unit=1,
     missing="no run has a value; --privacy with noise gives one",
     note="epsilon: of what clients send, whatever the delta of --privacy; what a client keeps and deploys is "
     "not covered (docs/wire.md).",
@@ -239,13 +186,14 @@ ATTACK_SUCCESS = Measure(
     "attack-success",
     "attack success %",
     [("attack_success",)],
+    percent=True,
     missing="no run has a value; --attack backdoor gives one",
     note="attack success: the share of honest clients' test rows of other classes that their models take for "
     "the target once they have the trigger.",
 )
 COSTS = by_name(
     Measure("flops", "GFLOP", [("flops",)], unit=1e9),
-    Measure("lost", "lost answers", [("lost_answers",)], unit=1, absent=0),
+    Measure("lost", "lost answers", [("lost_answers",)], absent=0),
     EPSILON,
     ATTACK_SUCCESS,
 )
@@ -254,7 +202,7 @@ BOTH_WAYS = [
     Measure("megabytes", "MB up", [("bytes_up",)], unit=1e6),
     Measure("megabytes", "MB down", [("bytes_down",)], unit=1e6),
 ]
-SIMULATED = Measure("simulated-seconds", "simulated s", [("simulated_seconds",)], unit=1)
+SIMULATED = Measure("simulated-seconds", "simulated s", [("simulated_seconds",)])
 SPENT = {  # until a target is reached: title, unit, and entries of the target in a result
     "rounds": ("rounds", 1, ("round",)),
     "megabytes": ("MB", 1e6, ("bytes_up", "bytes_down")),
@@ -273,12 +221,12 @@ def _until(name: str, target: str, words: str) -> Measure:
     """
     title, unit, entries = SPENT[name]
     paths = [("targets", target, entry) for entry in entries]
-    return Measure(f"{name}-to-target", f"{title} to {words}", paths, min, unit, goal=words)
+    return Measure(f"{name}-to-target", f"{title} to {words}", paths, min, unit=unit, goal=words)
 
 
 # ---- by name
 
-SHOWN = (*SCORES, PER_CLASS, CONFUSION, *COHORT, *COSTS)  # on request
+SHOWN = (*SCORES, PER_CLASS, CONFUSION, *of_cohort(CLASSES), *COSTS)  # on request
 
 
 def check_columns(show: Sequence[str]) -> None:
@@ -298,12 +246,13 @@ def columns(name: str, results: Sequence[Mapping[str, Any]]) -> list[Measure]:
         return []  # it is a picture
     if name == PER_CLASS:
         classes = enumerate(class_names(results))
-        return [Measure(name, f"class {word} %", [("accuracy", "per_class", c)]) for c, word in classes]
+        return [
+            _score(name, f"class {word}", ("accuracy", "per_class", c), None, True) for c, word in classes
+        ]
     task = task_of_all(results)
     if name in SCORES and name not in SCORES_OF[task.name]:
         return [SCORES[name]._replace(missing=f"it is no score of {task.name}")]
-    cohort = {name: in_units_of(task, what) for name, what in COHORT.items()}
-    return [(SCORES_OF[task.name] | cohort | COSTS)[name]]
+    return [(SCORES_OF[task.name] | of_cohort(task) | COSTS)[name]]
 
 
 def usual_columns(
@@ -327,7 +276,7 @@ def usual_columns(
       JaxflError: if there is no such column, or runs have different tasks.
     """
     check_columns(show)
-    in_units = partial(in_units_of, task := task_of_all(results))
+    task = task_of_all(results)
     timed = any(result["simulated_seconds"] for result in results)
     lossy = any(result.get("lost_answers") for result in results) and "lost" not in show
     growing = any(result.get("newcomers") for result in results)
@@ -336,18 +285,18 @@ def usual_columns(
     architectures = dict.fromkeys(name for result in results for name in result["accuracy"]["per_group"])
     usual = {
         "architectures": [
-            in_units(Measure("architectures", name, [("accuracy", "per_group", name)]))
+            Measure("architectures", name, [("accuracy", "per_group", name)], percent=task.percent)
             for name in architectures
             if len(architectures) > 1
         ],
-        "received": [in_units(MEANS["received"])],
+        "received": [means(task)["received"]],
         "wire": [
             measure
             for measure in (EPSILON, ATTACK_SUCCESS)
             if measure.name not in show and not all(math.isnan(measure.value(result)) for result in results)
         ],
         "lost": [COSTS["lost"]] if lossy else [],
-        "newcomers": [*map(in_units, NEWCOMERS)] if growing else [],
+        "newcomers": of_newcomers(task) if growing else [],
         "megabytes": BOTH_WAYS,
         "simulated-seconds": [SIMULATED] if timed else [],
         "targets": [
@@ -359,7 +308,8 @@ def usual_columns(
     }
     asked = [column for name in show for column in columns(name, results)]
     kept = itertools.chain(*(these for name, these in usual.items() if name not in hide))
-    return [in_units(MEANS["accuracy"]._replace(title="accuracy %")), *asked, *kept]
+    own = _score("accuracy", task.title, ("accuracy", "mean"), task.better, task.percent)
+    return [own, *asked, *kept]
 
 
 def known_measures(target: float | None = None, task: Task = CLASSES) -> dict[str, Measure]:
@@ -370,9 +320,8 @@ def known_measures(target: float | None = None, task: Task = CLASSES) -> dict[st
       task: of its runs, whose units measures have.
     """
     words = "the target" if target is None else task.goal(target)
-    means, cohort = ({name: in_units_of(task, of[name]) for name in of} for of in (MEANS, COHORT))
     spent = by_name(TRAFFIC, *(_until(name, ONLY, words) for name in SPENT))
-    return means | SCORES | SCORES_OF[task.name] | cohort | COSTS | spent
+    return means(task) | SCORES | SCORES_OF[task.name] | of_cohort(task) | COSTS | spent
 
 
 def titles() -> dict[str, str]:

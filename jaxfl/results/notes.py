@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxfl.folder.records import Result
 from jaxfl.results.frame import Case, Frame, by_case, words
-from jaxfl.results.measures import NEWCOMERS, Measure
+from jaxfl.results.measures import Measure
 from jaxfl.results.paired import CONFIDENCE, Difference
 
 MOST_LISTED = 6  # cases in a note
@@ -77,7 +77,7 @@ def on_measures(frame: Frame, measures: Sequence[Measure]) -> list[str]:
             of_goal[f"{label} in {reached} of {len(own)} runs"] = None
     notes = list(dict.fromkeys(measure.note for measure in measures if measure.note))
     notes += [f"{goal[0].upper()}{goal[1:]} is reached by {listed([*by])}." for goal, by in missed.items()]
-    if NEWCOMERS[0] in measures:
+    if any(measure.name == "newcomers" for measure in measures):
         notes += [
             f"{label} sends newcomers nothing: before joining they have their initial weights."
             for label, own in results.items()

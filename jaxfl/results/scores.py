@@ -1,18 +1,23 @@
 """Scores of a run over clients, architectures and classes, from what is counted of clients' predictions."""
 
-import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import jax
 import numpy as np
 
+from jaxfl.core.score import Score
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.folder.records import Accuracy, OfCohort
-from jaxfl.results.definitions import Rows
-from jaxfl.results.measures import CONFUSION, SCORES_OF
-from jaxfl.tasks import CLASSES, Task
+from jaxfl.results.measures import CONFUSION
+from jaxfl.tasks import Task
+
+
+def needs_rows(task: Task, show: Collection[str]) -> bool:
+    """Return whether something that is to be shown needs every row's answer, not only counts."""
+    confused = CONFUSION in show and task.confusion is not None
+    return confused or any(metric.of != "counts" for metric in task.metrics if metric.name in show)
 
 
 def accuracy(
@@ -21,90 +26,91 @@ def accuracy(
     """Return scores on clients' own test rows, shares as fractions; newcomers and attackers do not count.
 
     Args:
-      scores: for each group, what `Task.scored` returns of all its clients.
+      scores: for each group the `Score` of all its clients.
       federation: the clients.
       show: names of further scores; those that are not of the task are left out.
-      likely: per group (test, validation), see `jaxfl.core.score.likelihoods`, of all its clients; needed for
-        scores of every row's answer.
-
+      likely: per group (test, validation), see `jaxfl.core.score.likelihoods`, of all its clients; if
+        something `needs_rows`.
     """
     order = np.argsort(np.concatenate([np.asarray(group.id) for group in federation.groups]))
-    counted = federation.counted
-    every, task = _joined(scores), federation.task
-    counts, share = jax.tree.map(lambda leaf: leaf[counted], every), task.each(every)
+    task, counted, every = federation.task, federation.counted, _joined(scores)
+    known, each = _these(every, counted), task.each(every.test)
     ends = np.cumsum([len(group.id) for group in federation.groups])[:-1]
-    of_groups = zip(federation.models, np.split(share, ends), np.split(counted, ends), strict=True)
-    measures, (further, compute) = SCORES_OF[task.name], task.further
+    of_groups = zip(federation.models, np.split(each, ends), np.split(counted, ends), strict=True)
+    clients = _rows(task.rows, likely, federation) if likely and task.rows else []
 
     def by_id(values):
-        return [*map(_or_none, np.where(counted, values, math.nan)[order].tolist())]
+        return np.where(counted, values, math.nan)[order]
 
-    found: dict[str, Any] = {"task": task.name, "mean": float(share[counted].mean())}
-    for score in measures.values():
-        if score.overall:
-            ((_, entry),) = score.paths
-            found[entry] = _or_none(float(score.overall(counts)))
-    found |= {
-        "per_client": by_id(share),
-        f"{further}_per_client": by_id(compute(every)),
-        "per_group": {model.name: float(own[present].mean()) for model, own, present in of_groups},
-    }
+    def asked(metric):
+        if metric.of == "counts":
+            return by_id(metric.compute(every.test))
+        return by_id([metric.compute(of[metric.of]) if metric.of in of else math.nan for of in clients])
+
+    recorded = {metric: metric.compute(every.test) for metric in task.metrics if metric.recorded}
+    shown = {m.name: asked(m) for m in task.metrics if m.name in show and not m.recorded}
+    found: dict[str, Any] = {"task": task.name, "mean": float(each[counted].mean())}
+    found |= {name: _or_none(value) for name, value in _over_clients(task, known).items()}
+    found |= {m.key: _mean(values[counted]) for m, values in recorded.items() if "mean" in m.recorded}
+    found["per_client"] = _listed(by_id(each))
+    for metric, values in recorded.items():
+        if "per_client" in metric.recorded:
+            found[f"{metric.key}_per_client"] = _listed(by_id(values))
+    found["per_group"] = {model.name: float(own[here].mean()) for model, own, here in of_groups}
     if task.per_output:
-        found["per_class"] = [*map(_or_none, task.per_output(counts).tolist())]
-    clients, each = _answers(likely, federation) if likely and task is CLASSES else [], {}
-    for name in filter(show.__contains__, measures):
-        if (compute := measures[name].counts) is not None:
-            each[name] = by_id(compute(every))
-        elif (compute := measures[name].rows) is not None and clients:
-            parts = [client[measures[name].validates] for client in clients]
-            there = [known and len(part.truth) for known, part in zip(counted, parts, strict=True)]
-            each[name] = by_id([compute(p) if t else math.nan for p, t in zip(parts, there, strict=True)])
-    if each:
+        found["per_class"] = _listed(task.per_output(known.test))
+    if shown:
         found["scores"] = {
-            name: {"mean": _mean(values), "per_client": values} for name, values in each.items()
+            name: {"mean": _mean(values), "per_client": _listed(values)} for name, values in shown.items()
         }
-    if CONFUSION in show and clients:
-        matrix = np.zeros((len(found["per_class"]), len(found["per_class"]) + 1), int)
-        for test, _ in itertools.compress(clients, counted):
-            np.add.at(matrix, (test.truth, test.predicted), 1)
-        found[CONFUSION] = matrix.tolist()
+    if CONFUSION in show and task.confusion:
+        found[CONFUSION] = task.confusion([of["test"] for of in clients if "test" in of]).tolist()
     return cast(Accuracy, found)
 
 
+def _over_clients(task: Task, score: Score) -> dict[str, float]:
+    """Return what is said of the scores of some clients besides their mean, NaN without a value."""
+    each = task.each(score.test)
+    upwards = np.array(sorted(each, key=task.gain))
+    validated = task.each(_these(score, np.asarray(score.validation_rows) > 0).validation)
+    return {
+        "std": each.std(),
+        task.worst: upwards[0],
+        "worst_tenth": upwards[: max(1, len(upwards) // 10)].mean(),
+        "pooled": task.pooled(score.test),
+        "validation": validated.mean() if len(validated) else math.nan,
+    }
+
+
 def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return None if math.isnan(value) else float(value)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+def _listed(values: np.ndarray) -> list[float | None]:
+    return [*map(_or_none, values)]
 
 
-def _answers(likely: PerGroup, federation: Federation) -> list[tuple[Rows, Rows]]:
-    """Return the test and the validation rows of every client, in the order of groups."""
-    labels, answers = np.asarray(federation.labels), []
-    for group, (of_test, of_validation) in zip(federation.groups, likely, strict=True):
+def _mean(values: np.ndarray) -> float | None:
+    """Return the mean of the values that there are, None without any."""
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if len(there) else None
+
+
+def _rows(of_rows: Callable, likely: PerGroup, federation: Federation) -> list[dict[str, Any]]:
+    """Return the rows of each client in the order of groups, by `Metric.of`; none of who does not count."""
+    labels, clients = np.asarray(federation.labels), []
+    for group, of_group in zip(federation.groups, likely, strict=True):
+        lists = (group.test_rows, group.test_size), (group.validation_rows, group.validation_size)
         for i, relabel in enumerate(np.asarray(group.relabel)):
-            test, checked = (
-                labels[np.asarray(rows[i])[: int(size[i])]]
-                for rows, size in (
-                    (group.test_rows, group.test_size),
-                    (group.validation_rows, group.validation_size),
-                )
-            )
-            answers.append((_rows(test, relabel, of_test[i]), _rows(checked, relabel, of_validation[i])))
-    return answers
-
-
-def _rows(truth: np.ndarray, relabel: np.ndarray, logs: np.ndarray) -> Rows:
-    """Return rows by the data set's classes, from logarithms (padded, outputs) by the client's outputs."""
-    logs = logs[: len(truth)].astype(float)
-    known = np.flatnonzero(relabel >= 0)
-    by_output = np.full(logs.shape[1], -1)
-    by_output[relabel[known]] = known
-    by_class = np.full((len(truth), len(relabel)), -np.inf)
-    by_class[:, known] = logs[:, relabel[known]]
-    return Rows(truth, by_class, by_output[logs.argmax(1)], np.exp(logs.max(1)))
+            of_client = {}
+            for name, (rows, sizes), logs in zip(("test", "validation"), lists, of_group, strict=True):
+                if size := int(sizes[i]):
+                    truth = labels[np.asarray(rows[i])[:size]]
+                    of_client[name] = of_rows(truth, relabel, logs[i][:size])
+            clients.append(of_client)
+    return [
+        of_client if counts else {} for of_client, counts in zip(clients, federation.counted, strict=True)
+    ]
 
 
 # ---- of some clients
@@ -112,13 +118,13 @@ def _rows(truth: np.ndarray, relabel: np.ndarray, logs: np.ndarray) -> Rows:
 
 def cohort_accuracy(task: Task, scores: PerGroup, present: list[np.ndarray]) -> OfCohort:
     """Return the test score of the clients present, masks (k_g,): mean over them, and pooled over rows."""
-    here = _present(scores, present)
-    return {"mean": float(task.each(here).mean()), "pooled": float(task.pooled(here))}
+    counts = _present(scores, present).test
+    return {"mean": float(task.each(counts).mean()), "pooled": float(task.pooled(counts))}
 
 
 def client_accuracies(task: Task, scores: PerGroup, present: list[np.ndarray]) -> list[float]:
     """Return the test score of each client present, in the order of places."""
-    return task.each(_present(scores, present)).tolist()
+    return task.each(_present(scores, present).test).tolist()
 
 
 def teacher_accuracy(task: Task, teacher: PerGroup, own: PerGroup | None, present: list[np.ndarray]) -> dict:
@@ -142,14 +148,18 @@ def teacher_accuracy(task: Task, teacher: PerGroup, own: PerGroup | None, presen
     return {"teacher": {**found, **lead}}
 
 
-def _present(scores: PerGroup, present: list[np.ndarray]) -> Any:
-    """Return the counts of the clients present."""
-    here = np.concatenate(present)
-    return jax.tree.map(lambda leaf: leaf[here], _joined(scores))
+def _present(scores: PerGroup, present: list[np.ndarray]) -> Score:
+    """Return the score of the clients present, see `_joined`."""
+    return _these(_joined(scores), np.concatenate(present))
 
 
-def _joined(scores: PerGroup) -> Any:
-    """Concatenate the counts of all groups' clients; the leaves are NumPy arrays of int64 or float64."""
+def _these(score: Score, which: np.ndarray) -> Score:
+    """Return the score of some clients."""
+    return jax.tree.map(lambda leaf: leaf[which], score)
+
+
+def _joined(scores: PerGroup) -> Score:
+    """Concatenate the scores of all groups' clients; the leaves are NumPy arrays of int64 or float64."""
 
     def joined(*leaves):
         found = np.concatenate(leaves)

@@ -29,7 +29,7 @@ from jaxfl.folder.variant import Variant, needs_of
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
 from jaxfl.mechanisms.wire import WITHOUT, accounting_of, needed_of
-from jaxfl.results.measures import needs_rows
+from jaxfl.results.scores import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
 from jaxfl.tasks import require_classes
@@ -52,7 +52,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         keys=[jax.random.key(setup.run.seed) for _, setup in runs],
         eval_every=setup.run.eval_every,
         score_cohort=setup.run.score_cohort,
-        likely=needs_rows(setup.machine.show),
+        likely=needs_rows(federation.task, setup.machine.show),
         conditions=[_conditions(setup, federation) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
         accounting=accounting_of(setup, federation),

@@ -136,9 +136,8 @@ def scalars(record: Round, config: Config) -> dict[str, float]:
                 values["accuracy/validation"] = record[key].get("validation")
     for name in config["options"].get("show", ()) if "accuracy" in record else ():
         for what in columns(name, [record]) if name not in COSTS else ():
-            word, unit, _ = what.title.partition(" %")
-            key = f"{PER_CLASS}/{word}" if name == PER_CLASS else f"scores/{name}"
-            values[key] = what.value(record) / (100 if unit else 1)
+            key = f"{PER_CLASS}/{what.title.removesuffix(' %')}" if name == PER_CLASS else f"scores/{name}"
+            values[key] = what.value(record) / (100 if what.percent else 1)
     values |= {f"seconds/{part}": seconds for part, seconds in record.get("seconds", {}).items()}
     return {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
 

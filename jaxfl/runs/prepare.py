@@ -203,7 +203,7 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
     name, options = choices.split(setup.data.public)
     if name in ("auto", "none", "held-out"):
         return None
-    own = {option: Option(option, str) for option in (CLASSES, *reader_of(name).options)}
+    own = {option: Option(option, str) for option in (CLASSES, *declared(reader_of(name).read))}
     common = {"size": Option("size", int), "labels": Option("labels", bool)}
     options = choices.convert(name, common | own, options)
     name = choices.join(name, {key: options.pop(key) for key in own if key in options})

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 
 from jaxfl.errors import JaxflError
-from jaxfl.tasks.task import Task
+from jaxfl.tasks import class_rows
+from jaxfl.tasks.task import Metric, Task
 
 
 class Counts(NamedTuple):
@@ -25,26 +26,6 @@ class Counts(NamedTuple):
     predicted: jax.Array
 
 
-class Score(NamedTuple):
-    """Counts of a client's rows by its predictor's answers; C classes as the data set numbers them.
-
-    Args:
-      right: (k, C) int32, test rows of each class that it gets right.
-      rows: (k, C) int32, test rows of each class.
-      predicted: (k, C) int32, test rows that it predicts as each class.
-      validated: (k,) int32, validation rows that it gets right.
-      validation_rows: (k,) int32, number of validation rows.
-      finite: (k,) bool, whether all scores on test rows are finite, or -inf, the logarithm of 0.
-    """
-
-    right: jax.Array
-    rows: jax.Array
-    predicted: jax.Array
-    validated: jax.Array
-    validation_rows: jax.Array
-    finite: jax.Array
-
-
 def _count_classes(labels, relabel, std, output, real) -> Counts:
     """Count answers by class."""
     classes = jnp.arange(relabel.shape[1], dtype=jnp.int32)
@@ -58,11 +39,6 @@ def count_correct(scores, labels, size):
     real = jnp.arange(len(labels), dtype=jnp.int32) < size
     right = scores.argmax(1).astype(labels.dtype) == labels
     return (right & real).sum(dtype=jnp.int32)
-
-
-def shares(score: Any) -> np.ndarray:
-    """Return the accuracy of each client, (n,)."""
-    return score.right.sum(1) / score.rows.sum(1)
 
 
 def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -87,6 +63,12 @@ def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.n
     f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
     astray = predicted.sum(1) < rows.sum(1)  # one class more that is only predicted
     return f1.sum(1) / ((either > 0).sum(1) + astray)
+
+
+def balanced(counts: Any) -> np.ndarray:
+    """Return each client's mean recall over the classes that it has rows of, (n,), as in scikit-learn."""
+    recalls = counts.right / np.maximum(counts.rows, 1)
+    return recalls.sum(1) / (counts.rows > 0).sum(1)
 
 
 def read(name: str, labels: np.ndarray, examples: np.ndarray, classes: int) -> tuple[np.ndarray, int]:
@@ -123,13 +105,18 @@ CLASSES = Task(
     answer=lambda outputs, labels: outputs.argmax(1).astype(jnp.int32),
     label=lambda outputs, classes, target: classes[outputs.argmax(1)],
     count=_count_classes,
-    scored=lambda test, validation, rows, finite: Score(
-        test.right, test.rows, test.predicted, validation.right.sum(1, dtype=jnp.int32), rows, finite
+    each=lambda counts: counts.right.sum(1) / counts.rows.sum(1),
+    pooled=lambda counts: counts.right.sum() / counts.rows.sum(),
+    metrics=(
+        Metric("macro-f1", "macro F1", lambda counts: macro_f1(*counts), recorded=("mean", "per_client")),
+        Metric("balanced", "balanced accuracy", balanced),
+        Metric("auc", "AUC", class_rows.auc, "test"),
+        Metric("precision", "macro precision", class_rows.precision, "test"),
+        Metric("recall", "macro recall", class_rows.recall, "test"),
+        Metric("loss", "test loss", class_rows.log_loss, "test", min, percent=False),
+        Metric("ece", "calibration error", class_rows.calibration_error, "test", min),
+        Metric("validation-loss", "validation loss", class_rows.log_loss, "validation", min, percent=False),
     ),
-    each=shares,
-    pooled=lambda score: score.right.sum() / score.rows.sum(),
-    validated=lambda score: score.validated / np.maximum(score.validation_rows, 1),
-    further=("macro_f1", lambda score: macro_f1(*score[:3])),
     title="accuracy",
     percent=True,
     better=max,
@@ -144,10 +131,12 @@ CLASSES = Task(
     says="Output k stands for the class `classes[k]` of {dataset}, listed in the metadata of the file; -1 "
     "means none.",
     code='labels = np.array(about["classes"])[scores.argmax(1)]',
-    per_output=lambda score: np.divide(
-        score.right.sum(0),
-        score.rows.sum(0),
-        out=np.full(score.rows.shape[1], np.nan),
-        where=score.rows.sum(0) > 0,
+    per_output=lambda counts: np.divide(
+        counts.right.sum(0),
+        counts.rows.sum(0),
+        out=np.full(counts.rows.shape[1], np.nan),
+        where=counts.rows.sum(0) > 0,
     ),
+    rows=class_rows.rows_of,
+    confusion=class_rows.confusion,
 )

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from jaxfl.errors import JaxflError
-from jaxfl.tasks.task import Task
+from jaxfl.tasks.task import Metric, Task
 
 
 class Found(NamedTuple):
@@ -25,24 +25,6 @@ class Found(NamedTuple):
     predicted: jax.Array
 
 
-class Score(NamedTuple):
-    """Counts of a client's test rows, see `Found`, and those of its validation rows.
-
-    Args:
-      right, rows, predicted: (k, L) int32.
-      validated: `Found`.
-      validation_rows: (k,) int32, number of validation rows.
-      finite: (k,) bool, whether all outputs on test rows are finite.
-    """
-
-    right: jax.Array
-    rows: jax.Array
-    predicted: jax.Array
-    validated: Found
-    validation_rows: jax.Array
-    finite: jax.Array
-
-
 def _count(labels, relabel, std, answers, real) -> Found:
     has, said = ((of.astype(bool) & real[..., None]) for of in (labels, answers))
     return Found(*(which.sum(1, dtype=jnp.int32) for which in (has & said, has, said)))
@@ -55,7 +37,7 @@ def _ratio(right: np.ndarray, either: np.ndarray, nothing: float) -> np.ndarray:
 
 def micro_f1(found: Any) -> np.ndarray:
     """Return each client's F1 over all labels and rows, (n,); 0 if no row has or is said to have a label."""
-    right, rows, predicted = (part.sum(1) for part in found[:3])
+    right, rows, predicted = (part.sum(1) for part in found)
     return _ratio(right, rows + predicted, 0.0)
 
 
@@ -131,13 +113,9 @@ LABELS = Task(
     answer=lambda outputs, labels: outputs > 0,
     label=lambda outputs, classes, target: outputs > 0,
     count=_count,
-    scored=lambda test, validation, rows, finite: Score(
-        test.right, test.rows, test.predicted, validation, rows, finite
-    ),
     each=micro_f1,
-    pooled=lambda score: micro_f1([part.sum(0)[None] for part in score[:3]])[0],
-    validated=lambda score: micro_f1(score.validated),
-    further=("macro_f1", macro_f1),
+    pooled=lambda counts: micro_f1([part.sum(0)[None] for part in counts])[0],
+    metrics=(Metric("macro-f1", "macro F1", macro_f1, recorded=("mean", "per_client")),),
     title="micro F1",
     percent=True,
     better=max,
@@ -148,5 +126,5 @@ LABELS = Task(
     says="Output k stands for label k of {dataset}, which a row has where it is above 0.",
     code="labels = np.asarray(scores) > 0",
     chance=chance,
-    per_output=lambda score: _ratio(score.right.sum(0), score.rows.sum(0) + score.predicted.sum(0), np.nan),
+    per_output=lambda counts: _ratio(counts.right.sum(0), (counts.rows + counts.predicted).sum(0), np.nan),
 )

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from jaxfl.errors import JaxflError
-from jaxfl.tasks.task import Task
+from jaxfl.tasks.task import Metric, Task
 
 
 class Said(NamedTuple):
@@ -29,24 +29,6 @@ class Said(NamedTuple):
     loss: jax.Array
     right: jax.Array
     tokens: jax.Array
-
-
-class Score(NamedTuple):
-    """What is counted of a client's test rows, see `Said`, and of its validation rows.
-
-    Args:
-      loss, right, tokens: (k,).
-      validated: `Said`.
-      validation_rows: (k,) int32, number of validation rows.
-      finite: (k,) bool, whether all outputs on test rows are finite.
-    """
-
-    loss: jax.Array
-    right: jax.Array
-    tokens: jax.Array
-    validated: Said
-    validation_rows: jax.Array
-    finite: jax.Array
 
 
 def said(outputs, labels) -> Said:
@@ -70,15 +52,15 @@ def _quality(outputs, y, size):
     return right.astype(outputs.dtype) / jnp.maximum(tokens, 1).astype(outputs.dtype)
 
 
-def perplexity(score: Any) -> np.ndarray:
+def perplexity(counts: Any) -> np.ndarray:
     """Return each client's perplexity, the exponential of the mean cross-entropy of its tokens, (n,)."""
     with np.errstate(over="ignore"):
-        return np.exp(score.loss / np.maximum(score.tokens, 1))
+        return np.exp(counts.loss / np.maximum(counts.tokens, 1))
 
 
-def token_accuracy(score: Any) -> np.ndarray:
+def token_accuracy(counts: Any) -> np.ndarray:
     """Return the share of each client's tokens that are the likeliest ones, (n,)."""
-    return score.right / score.tokens
+    return counts.right / counts.tokens
 
 
 def read(name: str, labels: None, examples: np.ndarray, outputs: int) -> tuple[np.ndarray, int]:
@@ -118,13 +100,9 @@ NEXT_TOKEN = Task(
     count=lambda labels, relabel, std, answers, real: Said(
         *(of_rows.sum(1, where=real, dtype=of_rows.dtype) for of_rows in answers)
     ),
-    scored=lambda test, validation, rows, finite: Score(
-        test.loss, test.right, test.tokens, validation, rows, finite
-    ),
     each=perplexity,
-    pooled=lambda score: float(perplexity(Said(*(part.sum() for part in score[:3])))),
-    validated=lambda score: perplexity(score.validated),
-    further=("token_accuracy", token_accuracy),
+    pooled=lambda counts: float(perplexity(Said(*(part.sum() for part in counts)))),
+    metrics=(Metric("token-accuracy", "token accuracy", token_accuracy, recorded=("mean", "per_client")),),
     title="perplexity",
     percent=False,
     better=min,

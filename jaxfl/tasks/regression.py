@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.errors import JaxflError
-from jaxfl.tasks.task import Task
+from jaxfl.tasks.task import Metric, Task
 
 TENTHS = 10
 
@@ -26,28 +26,6 @@ class Sums(NamedTuple):
     absolute: jax.Array
     spread: jax.Array
     rows: jax.Array
-
-
-class Errors(NamedTuple):
-    """Sums over a client's rows, see `Sums`: of test rows, and of squared errors on validation rows.
-
-    Args:
-      squared: (k, targets).
-      absolute: (k, targets).
-      spread: (k, targets).
-      rows: (k,) int32, number of test rows.
-      validated: (k, targets), squared errors on validation rows.
-      validation_rows: (k,) int32, number of these.
-      finite: (k,) bool, whether all predictions on test rows are finite.
-    """
-
-    squared: jax.Array
-    absolute: jax.Array
-    spread: jax.Array
-    rows: jax.Array
-    validated: jax.Array
-    validation_rows: jax.Array
-    finite: jax.Array
 
 
 def _sum_errors(labels, relabel, std, outputs, real) -> Sums:
@@ -71,24 +49,24 @@ def _explained(outputs, y, size):
     return jnp.where(spread > 0, 1 - squared / jnp.where(spread > 0, spread, 1), 0).mean()
 
 
-def rmse(score: Any) -> np.ndarray:
+def rmse(sums: Any) -> np.ndarray:
     """Return each client's root mean squared error, (n,)."""
-    return np.sqrt(score.squared / score.rows[:, None]).mean(1)
+    return np.sqrt(sums.squared / sums.rows[:, None]).mean(1)
 
 
-def mae(score: Any) -> np.ndarray:
+def mae(sums: Any) -> np.ndarray:
     """Return each client's mean absolute error, (n,)."""
-    return (score.absolute / score.rows[:, None]).mean(1)
+    return (sums.absolute / sums.rows[:, None]).mean(1)
 
 
-def r2(score: Any) -> np.ndarray:
+def r2(sums: Any) -> np.ndarray:
     """Return each client's R^2, (n,); NaN for a single row, of which it says nothing.
 
     If the targets of a client do not differ, it is 1 without any error and else 0.
     """
-    constant = score.spread == 0
-    ratio = np.divide(score.squared, score.spread, out=(score.squared > 0).astype(float), where=~constant)
-    return np.where(score.rows > 1, (1 - ratio).mean(1), np.nan)
+    constant = sums.spread == 0
+    ratio = np.divide(sums.squared, sums.spread, out=(sums.squared > 0).astype(float), where=~constant)
+    return np.where(sums.rows > 1, (1 - ratio).mean(1), np.nan)
 
 
 def read(name: str, labels: np.ndarray, examples: np.ndarray, outputs: int) -> tuple[np.ndarray, int]:
@@ -136,13 +114,12 @@ REGRESSION = Task(
     answer=lambda outputs, labels: outputs.astype(jnp.result_type(float)),
     label=lambda outputs, classes, target: outputs * target[1] + target[0],
     count=_sum_errors,
-    scored=lambda test, validation, rows, finite: Errors(
-        test.squared, test.absolute, test.spread, test.rows, validation.squared, rows, finite
-    ),
     each=rmse,
-    pooled=lambda score: float(np.sqrt(score.squared.sum(0) / score.rows.sum()).mean()),
-    validated=lambda score: np.sqrt(score.validated / np.maximum(score.validation_rows, 1)[:, None]).mean(1),
-    further=("r2", r2),
+    pooled=lambda sums: float(np.sqrt(sums.squared.sum(0) / sums.rows.sum()).mean()),
+    metrics=(
+        Metric("mae", "MAE", mae, better=min, percent=False, recorded=("mean",)),
+        Metric("r2", "R2", r2, percent=False, recorded=("mean", "per_client")),
+    ),
     title="RMSE",
     percent=False,
     better=min,

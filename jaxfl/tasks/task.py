@@ -1,7 +1,36 @@
-"""What a task is: functions of outputs and labels."""
+"""What a task is: functions of outputs and labels, and the metrics of these."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+
+class Metric(NamedTuple):
+    """A further score of each client, a share unless `percent` is False.
+
+    Args:
+      name: in `--show` and in studies; records have ``_`` in place of ``-``.
+      title: in words.
+      compute: returns it of what `of` names, NaN without a value: ``counts -> (n,)`` of n clients, or
+        ``rows -> float`` of one.
+      of: "counts" of test rows, see `Task.count`, or the "test" or "validation" rows, see `Task.rows`.
+      better: `max` or `min`, which returns the better one of two values.
+      percent: whether it is a share, shown in percent.
+      recorded: what every record has: "mean" over the clients with a value, "per_client"; a run records both
+        of any other metric that `--show` asks for.
+    """
+
+    name: str
+    title: str
+    compute: Callable
+    of: Literal["counts", "test", "validation"] = "counts"
+    better: Callable = max
+    percent: bool = True
+    recorded: tuple[Literal["mean", "per_client"], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its name in records."""
+        return self.name.replace("-", "_")
 
 
 class Task(NamedTuple):
@@ -24,13 +53,10 @@ class Task(NamedTuple):
       label: ``(outputs (B, ..., o), classes (o,), target) -> labels``, the prediction in the form of the
         data's labels, with NumPy; classes are those for which outputs stand, target the moments of targets.
       count: ``(labels (k, m, ...), relabel (k, c), std, answers (k, m, ...), real (k, m)) -> counts`` of k
-        clients' rows; std is that of the targets, if labels are.
-      scored: ``(counts of test rows, of validation rows, (k,) number of these, (k,) finite) -> score``, what
-        is known of k clients' predictions; its fields `validation_rows` and `finite` are those of `Score`.
-      each: ``score -> (n,)``, the score of each client on its test rows.
-      pooled: ``score -> float``, over all test rows, whosever they are.
-      validated: ``score -> (n,)``, on validation rows; anything for a client without any.
-      further: name and function ``score -> (n,)`` of a second score that every record has of each client.
+        clients' rows, leaves (k, ...); std is that of the targets, if labels are.
+      each: ``counts -> (n,)``, the score of each client.
+      pooled: ``counts -> float``, over all rows, whosever they are.
+      metrics: further scores, in the order of tables.
       title: the score's name.
       percent: whether it is a share, shown in percent; else it is in the labels' unit.
       better: `max` or `min`, which returns the better one of two scores.
@@ -42,8 +68,12 @@ class Task(NamedTuple):
       hub: what Hugging Face calls it, after the kind of inputs: text-classification.
       says: what output k stands for, a sentence in which {dataset}, {mean} and {std} are those of the data.
       code: Python that makes labels of `scores` (B, ..., o).
-      per_output: ``score -> (n,)``, the score of all clients' rows by class, NaN without rows; None of a task
-        whose outputs are not scored by themselves.
+      per_output: ``counts -> (outputs,)``, the score of all clients' rows by class, NaN without rows; None of
+        a task whose outputs are not scored by themselves.
+      rows: ``(labels (m,), relabel, logarithms of probabilities (m, o)) -> rows`` of one client, which
+        metrics and `confusion` take; None of a task whose metrics need only counts.
+      confusion: ``rows of each client -> (C, C + 1)``, how many of a class (row) are taken for a class
+        (column), in the last column for none.
       chance: ``labels (n, ...) of training rows -> sentence``, the score of what needs no network; None of a
         task of which the number of outputs says it.
       every_token: whether a network has outputs for each token of a row, (B, T, o).
@@ -60,11 +90,9 @@ class Task(NamedTuple):
     answer: Callable
     label: Callable
     count: Callable
-    scored: Callable
     each: Callable
     pooled: Callable
-    validated: Callable
-    further: tuple[str, Callable]
+    metrics: tuple[Metric, ...]
     title: str
     percent: bool
     better: Callable
@@ -75,8 +103,15 @@ class Task(NamedTuple):
     says: str
     code: str
     per_output: Callable | None = None
+    rows: Callable | None = None
+    confusion: Callable | None = None
     chance: Callable | None = None
     every_token: bool = False
+
+    @property
+    def worst(self) -> str:
+        """What the score of the worst client is called."""
+        return "lowest" if self.better is max else "worst"
 
     def text(self, value: float) -> str:
         """Return a score in words: ``accuracy 93.1 %`` or ``RMSE 0.412``."""

@@ -27,6 +27,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.config.values import text as text_of
 from jaxfl.core.training import Training
 from jaxfl.data.partitioners import PARTITIONS
+from jaxfl.data.readers import READERS
 from jaxfl.folder import config, store
 from jaxfl.folder.variant import choose, provided
 from jaxfl.machine import files
@@ -138,12 +139,18 @@ def test_names_are_not_taken_for_pictures(folder, capsys):
 
 def test_every_option_is_explained(capsys):
     """Every option has an explanation and its default; a method's own options precede those of all."""
-    for options in [*map(described_options, PARTITIONS.values()), *map(described, MODELS.values())]:
+    owners = [*PARTITIONS.values(), *(reader.read for reader in READERS)]
+    for options in [*map(described_options, owners), *map(described, MODELS.values())]:
         assert all(option.what for option in options)
     for method in registry.METHODS.values():
         assert explained(method.config).keys() >= declared(method.config).keys()
-    out = printed(capsys, "list dirichlet ditto lenet5")
-    for part in ("alpha 0.1 concentration;", "lam 1.0 lambda, the pull", "depth 3 number of dense layers"):
+    out = printed(capsys, "list dirichlet ditto lenet5 play.txt")
+    for part in (
+        "alpha 0.1 concentration;",
+        "length 80 number of characters",
+        "lam 1.0 lambda, the pull",
+        "depth 3 number of dense layers",
+    ):
         assert part in out
     for command in ("list ditto", "run ditto --help"):
         out = printed(capsys, command)

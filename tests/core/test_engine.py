@@ -36,7 +36,7 @@ from jaxfl.core.job import Job, traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol import Algorithm, Cohort, Info, Predictor, Slots
 from jaxfl.core.rounds import Conditions, Report, as_programs
-from jaxfl.core.score import score
+from jaxfl.core.score import Score, score
 from jaxfl.core.streams import PUBLIC, SERVER, SHARED_BATCHES, streams
 from jaxfl.core.traffic import LARGEST_MESSAGE, sent_up
 from jaxfl.core.window import LISTS, around, on_host, round_on
@@ -49,7 +49,7 @@ from jaxfl.models import zoo
 from jaxfl.models.conv import CONVOLUTIONS
 from jaxfl.models.named import ClientWeights
 from jaxfl.registry import METHODS
-from jaxfl.tasks.classes import Score
+from jaxfl.tasks.classes import Counts
 
 ROUNDS = 5
 KEY = jax.random.key(0)
@@ -241,8 +241,8 @@ def test_scoring_many_clients_in_parts_gives_the_same_scores(monkeypatch, progra
     assert_same(evaluate(), whole)
     assert programs.compilations == compilations + 1
     for scores, n in zip(whole["personal"], CLIENTS, strict=True):
-        assert scores.right.shape == (n, CLASSES)
-        assert (scores.rows.sum(1) > 0).all()
+        assert scores.test.right.shape == (n, CLASSES)
+        assert (scores.test.rows.sum(1) > 0).all()
 
 
 @pytest.fixture(scope="module")
@@ -492,7 +492,7 @@ def test_a_shared_model_is_scored_like_a_copy_per_client(monkeypatch, devices):
     assert_same(*scores)
     finite = np.concatenate([of_group.finite for of_group in scores[0]])
     assert finite.any() and not finite.all()
-    assert sum(of_group.right.sum() for of_group in scores[0]) > 0
+    assert sum(of_group.test.right.sum() for of_group in scores[0]) > 0
 
 
 # ---- divergence
@@ -590,7 +590,8 @@ def rows_of_class(label, federation, cohorts, t):
         there, its_class = np.array(counts, np.int32), np.arange(CLASSES) == label
         none = np.zeros(len(rows), np.int32)
         predicted = there.sum(1, keepdims=True, dtype=np.int32) * its_class
-        scores.append(Score(there * its_class, there, predicted, none, none, none == 0))
+        unchecked = Counts(*[np.zeros_like(there)] * 3)
+        scores.append(Score(Counts(there * its_class, there, predicted), unchecked, none, none == 0))
     return tuple(scores)
 
 
@@ -708,9 +709,9 @@ def test_models_right_after_training_are_scored_on_request_and_cost_nothing_othe
         assert report.scores.keys() == {"received", "trained", "personal"}
         for moment in report.scores.values():
             for of_group, slots in zip(moment, cohorts, strict=True):
-                assert ((of_group.rows.sum(1) > 0) == slots.mask[t]).all()
+                assert ((of_group.test.rows.sum(1) > 0) == slots.mask[t]).all()
     trained, received = (
-        [sum(of_group.right.sum() for of_group in report.scores[moment]) for report in chunk.reports]
+        [sum(of_group.test.right.sum() for of_group in report.scores[moment]) for report in chunk.reports]
         for moment in ("trained", "received")
     )
     assert trained != received
@@ -864,5 +865,5 @@ def test_correctly_predicted_validation_rows_are_counted(federation):
     found = jax.jit(lambda: score((zero,) * len(groups), KEY, known, all_clients(known, 1)))()
     right = (np.asarray(federation.labels)[rows[:2]] == 0).sum()
     for of_group in found:
-        assert set(of_group.validated.tolist()) == {right} != {2}
+        assert set(of_group.validation.right.sum(1).tolist()) == {right} != {2}
         assert set(of_group.validation_rows.tolist()) == {2}

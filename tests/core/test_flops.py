@@ -17,12 +17,13 @@ from jaxfl.core.flops import Operations
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.rounds import Report, as_programs
+from jaxfl.core.score import Score
 from jaxfl.core.training import Training, fit
 from jaxfl.machine.clock import of_clients, profile
 from jaxfl.models import norms, zoo
 from jaxfl.registry import METHODS
 from jaxfl.results.result import joined, records
-from jaxfl.tasks.classes import Score
+from jaxfl.tasks.classes import Counts
 
 INPUTS = 64
 OWNERS = (0, 0, 0, 1, 1)  # the group of each client
@@ -225,10 +226,8 @@ def test_lost_clients_are_in_no_score_of_their_cohort(federation):
     nothing = np.zeros(2, int)
     scores = tuple(
         Score(
-            np.array(right)[:, None],
-            np.array(rows)[:, None],
-            np.zeros((2, 1), int),
-            nothing,
+            Counts(np.array(right)[:, None], np.array(rows)[:, None], np.zeros((2, 1), int)),
+            Counts(*np.zeros((3, 2, 1), int)),
             nothing,
             nothing,
         )

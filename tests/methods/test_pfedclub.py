@@ -913,7 +913,7 @@ def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, monkey
         rows = np.asarray(federation.groups[g].test_rows[i])[: federation.groups[g].test_size[i]]
         right = says(teacher, np.asarray(federation.inputs(rows))).argmax(1) == federation.labels[rows]
         score = jax.tree.map(lambda leaf: leaf[SOME[g].index(i)], scores[g])  # noqa: B023
-        assert (score.right.sum(), score.rows.sum(), score.finite) == (right.sum(), len(rows), True)
+        assert (score.test.right.sum(), score.test.rows.sum(), score.finite) == (right.sum(), len(rows), True)
         sizes = [
             part.weights.params["kernel"].size + part.weights.params["bias"].size for part in teacher[::2]
         ]

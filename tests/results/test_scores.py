@@ -22,6 +22,7 @@ from sklearn.metrics import (
 
 import jaxfl
 from jaxfl.core.cohorts import draw_cohorts, draw_newcomers, these_clients
+from jaxfl.core.score import Score
 from jaxfl.data.federate import federate, set_apart
 from jaxfl.errors import JaxflError
 from jaxfl.fl import Method, Training, local_training, task_loss
@@ -30,14 +31,12 @@ from jaxfl.machine.clock import Device
 from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
-from jaxfl.results import definitions
 from jaxfl.results.clients import as_csv
-from jaxfl.results.definitions import Rows
-from jaxfl.results.measures import SCORES
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
 from jaxfl.results.scores import accuracy, cohort_accuracy, teacher_accuracy
-from jaxfl.tasks.classes import CLASSES, Score, macro_f1
+from jaxfl.tasks.class_rows import Rows, auc
+from jaxfl.tasks.classes import CLASSES, Counts, balanced, macro_f1
 
 SIZES = (7, 10)
 
@@ -55,8 +54,9 @@ def test_balanced_accuracy_is_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     truth, taken_for = np.array([0, 2, 3])[rng.integers(0, 3, 40)], rng.integers(2, 4, 40)
     right, rows = (np.bincount(which, minlength=7)[None] for which in (truth[truth == taken_for], truth))
-    found = SCORES["balanced"].counts(SimpleNamespace(right=right, rows=rows))
-    assert found == pytest.approx(balanced_accuracy_score(truth, taken_for))
+    assert balanced(SimpleNamespace(right=right, rows=rows)) == pytest.approx(
+        balanced_accuracy_score(truth, taken_for)
+    )
 
 
 def test_newcomers_are_drawn_from_every_architecture_and_are_in_no_cohort():
@@ -135,7 +135,7 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
     run = jaxfl.run(method, **chosen | more)
     new, expected, confusion = (
         run.result["newcomers"]["clients"],
-        {name: [] for name, score in SCORES.items() if score.counts or score.rows},
+        {metric.name: [] for metric in CLASSES.metrics if not metric.recorded},
         0,
     )
     for client in range(4):
@@ -184,8 +184,8 @@ def test_scores_of_rows_are_those_of_scikit_learn(chosen, tmp_path, method, stat
 def test_the_auc_is_of_the_classes_that_a_client_has():
     truth, likely = np.array([0, 2, 2, 0]), np.array([0.5, 0.25, 0.25])[None] * np.arange(1, 5)[:, None] / 4
     rows = Rows(truth, np.log(likely), truth, likely.max(1))
-    assert definitions.auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
-    assert np.isnan(definitions.auc(rows._replace(truth=np.zeros(4, int))))
+    assert auc(rows) == np.mean([roc_auc_score(truth == c, likely[:, c]) for c in (0, 2)])
+    assert np.isnan(auc(rows._replace(truth=np.zeros(4, int))))
 
 
 def calibration_error(confidence, right):
@@ -213,10 +213,16 @@ def test_the_calibration_error_counts_outputs_without_a_class():
     federation: Any = SimpleNamespace(groups=[group], task=CLASSES, **here)
     counts = [np.bincount(which, minlength=3)[None] for which in (truth[truth == predicted], truth, truth)]
     logs = [(np.log(likely)[None], np.zeros((1, 0, 3)))]
-    found = accuracy([Score(*counts, *np.zeros((3, 1), int))], federation, ["ece"], logs)
+    found = accuracy([score_of(*counts)], federation, ["ece"], logs)
     assert (predicted < 0).any()
     expected = calibration_error(likely.max(1), predicted == truth)
     assert found["scores"]["ece"]["per_client"] == [pytest.approx(expected)]
+
+
+def score_of(*counts):
+    """Return the score of clients without validation rows."""
+    nothing = np.zeros(len(counts[0]), int)
+    return Score(Counts(*counts), Counts(*(np.zeros_like(of) for of in counts)), nothing, nothing)
 
 
 def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path):
@@ -355,16 +361,14 @@ def test_joining_leaves_the_run_as_it_is(chosen, tmp_path):
 def test_numbers_over_clients_leave_out_newcomers():
     """Newcomers, the last client of each architecture, do not count; the worst tenth of twenty is two."""
     right, newcomer = np.arange(22).reshape(2, 11, 1), np.arange(11) == 10
-    validated = np.where(np.arange(11) % 2, 3, 0)  # half of the clients have no validation rows
+    checked = np.where(np.arange(11) % 2, 4, 0) + 4 * newcomer  # half of the clients have no validation rows
     groups = [SimpleNamespace(id=np.arange(11) + 11 * g) for g in range(2)]
     models = [SimpleNamespace(name=name) for name in ("narrow", "wide")]
     counted = np.tile(~newcomer, 2)
     federation: Any = SimpleNamespace(groups=groups, models=models, counted=counted, task=CLASSES)
     rows = np.full((11, 1), 40)
-    scores = [
-        Score(of_group, rows, rows, validated + newcomer, 4 * (validated > 0) + 4 * newcomer, newcomer)
-        for of_group in right
-    ]
+    validation = Counts(np.where(newcomer, 1, 3 * (checked > 0))[:, None], *[checked[:, None]] * 2)
+    scores = [Score(Counts(of_group, rows, rows), validation, checked, newcomer) for of_group in right]
     found, members = accuracy(scores, federation), right[:, :10, 0] / 40
     assert found["worst_tenth"] == pytest.approx(np.mean([0, 1]) / 40)
     assert found["std"] == pytest.approx(np.std(members))
@@ -374,8 +378,7 @@ def test_numbers_over_clients_leave_out_newcomers():
 
 def test_a_cohort_is_pooled_over_rows():
     right, rows = np.array([[1, 0], [3, 3]]), np.array([[1, 1], [4, 4]])
-    nothing = np.zeros(2, int)
-    (scores, mask) = [Score(right, rows, rows, nothing, nothing, nothing)], [np.ones(2, bool)]
+    scores, mask = [score_of(right, rows, rows)], [np.ones(2, bool)]
     assert cohort_accuracy(CLASSES, scores, mask) == pytest.approx(
         {"mean": (1 / 2 + 6 / 8) / 2, "pooled": 7 / 10}
     )
@@ -383,9 +386,9 @@ def test_a_cohort_is_pooled_over_rows():
 
 def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
     """The second client has no teacher, the last one is absent."""
-    rows, nothing = np.full((4, 1), 10), np.zeros(4, int)
+    rows = np.full((4, 1), 10)
     own, teacher = (
-        [Score(np.array(right)[:, None], rows, rows, nothing, nothing, np.array([1, finite, 1, 1], bool))]
+        [score_of(np.array(right)[:, None], rows, rows)._replace(finite=np.array([1, finite, 1, 1], bool))]
         for right, finite in (([4, 9, 5, 1], 1), ([7, 0, 6, 10], 0))
     )
     present = [np.array([1, 1, 1, 0], bool)]

@@ -1,14 +1,10 @@
-"""What scores are: functions of what is counted of clients' predictions, or of one client's rows.
-
-Counts are what `jaxfl.tasks.Task.scored` returns, of n clients.
-"""
+"""Scores of classes that need every row's answer, not only counts."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from jaxfl.tasks import Task
 
 NOTHING: Any = 0  # the precision of a class that is not predicted, and the recall of one without rows
 BINS = 15  # of the calibration error, as in the paper
@@ -30,22 +26,24 @@ class Rows(NamedTuple):
     confidence: np.ndarray
 
 
-def worst_tenth(task: Task, counts: Any) -> float:
-    """Return the mean score of the worst tenth of the clients, at least one."""
-    every = np.array(sorted(task.each(counts), key=task.gain))
-    return every[: max(1, len(every) // 10)].mean()
+def rows_of(truth: np.ndarray, relabel: np.ndarray, logs: np.ndarray) -> Rows:
+    """Return rows by the data set's classes, from logarithms (m, outputs) by the client's outputs."""
+    logs = logs.astype(float)
+    known = np.flatnonzero(relabel >= 0)
+    by_output = np.full(logs.shape[1], -1)
+    by_output[relabel[known]] = known
+    by_class = np.full((len(truth), len(relabel)), -np.inf)
+    by_class[:, known] = logs[:, relabel[known]]
+    return Rows(truth, by_class, by_output[logs.argmax(1)], np.exp(logs.max(1)))
 
 
-def validation(task: Task, counts: Any) -> float:
-    """Return the mean score on validation rows of the clients that have some, NaN if none has."""
-    having = counts.validation_rows > 0
-    return task.validated(counts)[having].mean() if having.any() else math.nan
-
-
-def balanced(counts: Any) -> np.ndarray:
-    """Return each client's mean recall over the classes that it has rows of, (n,), as in scikit-learn."""
-    recalls = counts.right / np.maximum(counts.rows, 1)
-    return recalls.sum(1) / (counts.rows > 0).sum(1)
+def confusion(clients: Sequence[Rows]) -> np.ndarray:
+    """Return how many rows of a class are taken for a class, (C, C + 1), in the last column for none."""
+    classes = clients[0].logs.shape[1]
+    matrix = np.zeros((classes, classes + 1), int)
+    for rows in clients:
+        np.add.at(matrix, (rows.truth, rows.predicted), 1)
+    return matrix
 
 
 def auc(rows: Rows) -> float:
