@@ -244,6 +244,36 @@ UNIFORM = {"weighting": "uniform"}
 
 
 @pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"aggregate": "krum,attackers=2"}, "needs 7 messages .* at most 5"),
+        ({"aggregate": "krum,m=6"}, "needs 6 messages .* at most 5"),
+        ({"aggregate": "krum", "participation": 0.4}, "needs 3 messages .* at most 2"),
+        ({"aggregate": "trimmed-mean,share=0.19"}, "leaves out none .* at most 5 .* to 0.2 or more"),
+        ({"attack": "sign-flip,share=0.1"}, "makes none of 5 clients an attacker"),
+        ({"attack": "mean"}, "There is no attack 'mean'"),
+        ({"aggregate": "none"}, "There is no server 'none'"),
+    ],
+)
+def test_what_a_round_cannot_have_is_refused(options, words):
+    with pytest.raises(JaxflError, match=words):
+        on(alike(), **options)
+
+
+def test_without_an_attack_few_clients_are_enough():
+    assert not on(federated((mlp(), 3), sizes=SIZES[:3]), compress="sign").wire.attackers.any()
+
+
+@pytest.mark.parametrize("known", [{"w": jnp.float32([1, 2])}, None])
+def test_a_function_of_ones_own_gets_changes_in_place_of_messages(known):
+    """What the server knows None of is a change already."""
+    own = Own(lambda messages, weights: {"w": 2 * messages["w"][0]}, (), lambda m, weights: tree.one(m))
+    wire = Wire(np.zeros(2, bool), np.ones(1), aggregate=own)
+    made, _ = wire.trusted({"w": jnp.array([[4.0, 8], [9, 9]])}, jnp.ones(2), known)
+    np.testing.assert_array_equal(made["w"], [7, 14] if known else [8, 16])
+
+
+@pytest.mark.parametrize(
     ("options", "config"),
     [
         ({"privacy": "gaussian,noise=0,clip=3e38"}, UNIFORM),

@@ -110,7 +110,7 @@ def half(key, change):
 """
 
 
-def test_own_functions_and_messages_that_are_not_finite(dataset, tmp_path):
+def test_own_functions_and_messages_that_are_not_finite(dataset, tmp_path, monkeypatch):
     """A robust server leaves out and counts what is not finite; with a mean the run ends with a sentence."""
     own = tmp_path / "own.py"
     own.write_text(OWN)
@@ -122,13 +122,15 @@ def test_own_functions_and_messages_that_are_not_finite(dataset, tmp_path):
         "eval_every": 1,
     }
     options |= {"dataset": dataset[1], "epochs": 1, "attack": f"{own}:spoil,share=0.4"}
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(jaxfl.JaxflError, match="the predictions of client 0 are not finite in round 1"):
         jaxfl.run("fedavg", run_dir=tmp_path / "mean", **options)
-    for server in ("median", f"{own}:first"):
+    for server in ("median", "own.py:first"):  # from now on named by an absolute path
         run = jaxfl.run("fedavg", run_dir=tmp_path / server[-4:], aggregate=server, **options)
         records = metrics(run.folder)
         assert [record["findings"] for record in records] == [{"messages": {"left out": 2}}] * 2
         assert all(math.isfinite(record["loss"]) for record in records)
         assert [sum(loss is None for loss in record["client_loss"]) for record in records] == [2, 2]
+    assert jaxfl.load(run.folder).config["options"]["aggregate"] == f"{own}:first"
     with pytest.raises(jaxfl.JaxflError, match="own.py, line 14: half returns"):
         jaxfl.run("fedavg", run_dir=tmp_path / "half", **options | {"attack": f"{own}:half"})

@@ -166,7 +166,7 @@ class Wire:
         """
         if not isinstance(self.aggregate, Own):  # these give the same for messages as for changes
             return of_finite(self.aggregate, messages, weights)
-        changes = jax.vmap(away, (0, None))(messages, known)
+        changes = away(messages, jax.tree.map(lambda leaf: leaf[None], known))
         change, left_out = of_finite(self.aggregate, changes, weights)
         return onto(known, change), left_out
 
