@@ -106,6 +106,10 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
         vocabulary = int(examples.max(initial=0)) + 1 if examples.dtype.kind in "iu" else 1
         if "lengths" in arrays:
             examples = _ended(path, examples, arrays.pop("lengths"))
+    elif "lengths" in arrays:
+        raise JaxflError(
+            f"{path}: lengths are for tokens; give all {kind} one length, or cut them into more."
+        )
     if split is not None and np.isin(split, ("train", "test")).all():
         split = split == "train"
     columns = {key: values for key, values in arrays.items() if is_column(values, len(examples))}

@@ -61,8 +61,8 @@ def _read_prepared(name: str, how: How) -> Source:
     path = as_path(name)
     if path.suffix and path.is_file():
         raise JaxflError(
-            f"{name} is a file, but only .npz files are read; write one by numpy.savez, with arrays images "
-            "or features, and labels."
+            f"{name} is a file, but only .npz, .csv, .parquet and .txt files are read; write an .npz by "
+            "numpy.savez, with arrays images or features, and labels."
         )
     return kept(how, tfds.files(name, how.data_dir), lambda: tfds.read_source(name, how.data_dir))
 

@@ -281,6 +281,10 @@ def _checked_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> np.ndarra
             f"{name}: tokens are {tokens.dtype} of shape {tokens.shape}, not whole numbers (N, T) with at "
             "least one of each."
         )
+    if vocabulary > MOST_CLASSES:
+        raise JaxflError(
+            f"{name}: tokens run up to {vocabulary - 1:,}; a vocabulary has at most {MOST_CLASSES:,}."
+        )
     if tokens.max() >= vocabulary or tokens.min() < -1:
         raise JaxflError(
             f"{name}: tokens run from {tokens.min()} to {tokens.max()}, but a vocabulary of {vocabulary} has "

@@ -1,5 +1,6 @@
 """Reading tables: CSV or Parquet files with named columns, one of which is what is to be predicted."""
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +58,12 @@ def read_source(
     named = [*target, *([client] if client else []), *without, *text]
     for column in named:
         if column not in frame.columns:
-            raise JaxflError(f"{place} has no column {column!r}; {nearest(column, map(str, frame.columns))}")
+            raise JaxflError(
+                f"{place} has no column {column!r}; {nearest(column, map(str, frame.columns))} If its first "
+                "line has no names, give all columns some: columns=A+B."
+            )
+    if twice := [column for column, times in collections.Counter(named).items() if times > 1]:
+        raise JaxflError(f"{how.name} names the column {twice[0]!r} twice; one use of a column is enough.")
     if not target and not text:
         raise JaxflError(
             f"{place}: write which column is to be predicted, {place},target=COLUMN; it has "
@@ -73,12 +79,19 @@ def read_source(
                 f"leave them out by {how.name},missing=drop, or the columns by without=."
             )
         frame = frame[~empty]
+    if not len(frame):
+        raise JaxflError(f"{place} has no rows to learn from; give it some without empty fields.")
     values = {str(column): _plain(place, str(column), frame[column]) for column in frame.columns}
     joined = [" ".join(map(str, row)) for row in zip(*(values.pop(column) for column in text), strict=True)]
     labels, numbered = _labels({column: values.pop(column) for column in target}, how.task)
-    split = values.get("split")
-    divided = split is not None and bool(np.isin(split, ("train", "test")).all())
-    if divided:
+    split = values.get("split", np.empty(0))
+    says = np.isin(split, ("train", "test"))
+    if divided := says.any():
+        if not says.all():
+            raise JaxflError(
+                f"{place}: the column split has {str(split[~says][0])!r} beside train and test; write one of "
+                "these in every row, or leave it out by without=split."
+            )
         train = values.pop("split") == "train"
     else:
         train = ~stratified_fifth(_strata(place, labels, numbered["classes"], len(frame), how.task))
@@ -93,7 +106,9 @@ def read_source(
             raise JaxflError(f"{place} has no column besides {' and '.join(named)}; give it features.")
         every = [_features(place, column, each, train) for column, each in of.items()]
         x = np.concatenate(every, 1).astype(np.float32)
-    return from_arrays(how.name, x, labels, train, columns=others, divided=divided, task=how.task, **numbered)
+    return from_arrays(
+        how.name, x, labels, train, columns=others, divided=bool(divided), task=how.task, **numbered
+    )
 
 
 def _labels(columns: dict[str, np.ndarray], task: str) -> tuple[np.ndarray | None, dict[str, Any]]:
@@ -132,12 +147,19 @@ def _frame(path: Path, names: Sequence[str]) -> Any:
     try:
         if path.suffix == ".parquet":
             return pandas.read_parquet(path)
-        return pandas.read_csv(path, names=[*names]) if names else pandas.read_csv(path)
+        frame = pandas.read_csv(path, header=None if names else "infer", index_col=False)
     except FileNotFoundError:
         raise JaxflError(f"There is no file {path}.") from None
     except (OSError, ValueError, ImportError) as error:
         first = str(error).partition("\n")[0].rstrip(".")
         raise JaxflError(f"{path} cannot be read as a table ({first}); correct it.") from None
+    if not names:
+        return frame
+    if len(names) != len(frame.columns):
+        raise JaxflError(
+            f"{path} has {len(frame.columns)} columns, but columns= names {len(names)}; name each of them."
+        )
+    return frame.set_axis([*names], axis=1)
 
 
 def _plain(path: str, column: str, values: Any) -> np.ndarray:

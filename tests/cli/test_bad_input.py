@@ -145,7 +145,7 @@ REFUSED = [
     ),
     ("run fedavg --rounds 2 astray=1", "'astray=1'; --rounds takes a single value."),
     ("run fedavg --partition dirichlet alpha=0.1", "options follow a comma, dirichlet,alpha=0.1."),
-    ("run fedavg --dataset own.args", "own.args is a file, but only .npz files are read"),
+    ("run fedavg --dataset own.args", "own.args is a file, but only .npz, .csv"),
     ("run fedavg @own.args --log tensorbord", "There is no log 'tensorbord'; did you mean 'tensorboard'?"),
     ("run fedavg @nowhere.args", "no file nowhere.args"),
     ("compare", "Name the methods to compare"),

@@ -87,6 +87,9 @@ def test_a_split_is_kept_and_rows_with_empty_fields_are_left_out_on_demand(table
         (",target=price,client=owner", "has no column 'owner'"),
         (",target=price,goal=x", "has no option 'goal'"),
         (",target=price,without=rooms+kind+region", "has no column besides price"),
+        (",target=price,client=price", "names the column 'price' twice"),
+        (",target=price,columns=rooms+price", "has 4 columns, but columns= names 2"),
+        (",target=price,missing=mean", "missing must be refuse or drop, not 'mean'"),
     ],
 )
 def test_wrong_options_are_refused(table, options, sentence):
@@ -99,6 +102,8 @@ def test_wrong_options_are_refused(table, options, sentence):
     [
         ("", "cannot be read as a table"),
         ("a,b\n1,2\n1,2,3,4\n", "cannot be read as a table"),
+        ("a,price\n", "has no rows to learn from"),
+        ("a,split,price\n1,train,0.5\n1,Test,0.5", "split has 'Test' beside train and test"),
         (
             "a,price\n" + "\n".join(f"{i if i else 'x'},{i}.5" for i in range(9)),
             "in 1 of 9 rows words, the first is 'x'",
