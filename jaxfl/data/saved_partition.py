@@ -18,7 +18,7 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
 
     It holds ``relabel``, ``outputs``, ``public``, a ``checksum`` of the source's labels, for each of train,
     validation and test the rows of all clients in one array (``train``) and the number of each client's
-    (``train_sizes``), and ``names`` of the clients if they have any.
+    (``train_sizes``), ``names`` of the clients if they have any, and the ``words`` of a text.
 
     Args:
       partition: partition to write.
@@ -36,6 +36,8 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
     }
     if partition.names:
         arrays["names"] = np.array(partition.names)
+    if source.words:
+        arrays["words"] = np.array(source.words)
     for part in PARTS:
         rows = getattr(partition, part)
         arrays[part] = np.concatenate(rows)
@@ -79,6 +81,15 @@ def read(path: str | Path) -> Partition:
       JaxflError: if the file is missing or damaged.
     """
     return _read(path)[0]
+
+
+def words(path: str | Path) -> list[str]:
+    """Return what each token of a saved partition's data stands for, if these are a text.
+
+    Raises:
+      JaxflError: if the file is missing or damaged.
+    """
+    return npz.read(path, required=()).get("words", np.empty(0, str)).tolist()
 
 
 def _read(path: str | Path) -> tuple[Partition, int]:

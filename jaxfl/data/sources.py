@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.data.vocabulary import encoded, pieces_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.tasks import CLASSES, Task, meant, require_classes, strata, task_for
 
@@ -33,6 +34,7 @@ class Source(NamedTuple):
         fifth out.
       class_names: a word for each class, or none.
       vocabulary: number of different tokens, 0, 1, 2, ...; 0 if the rows are no tokens.
+      words: what each token stands for, if they are those of a text.
     """
 
     name: str
@@ -45,11 +47,22 @@ class Source(NamedTuple):
     divided: bool = True
     class_names: tuple[str, ...] = ()
     vocabulary: int = 0
+    words: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:
         """What labels are."""
         return task_for(self.labels)
+
+    def encoded(self, texts: Sequence[str]) -> np.ndarray:
+        """Return texts as tokens (N, T), cut, numbered and ended like the rows of the data.
+
+        Raises:
+          JaxflError: if the data are not a text.
+        """
+        if not self.words:
+            raise JaxflError(f"{self.name} is no text, so it has no words to encode others by.")
+        return encoded([*map(pieces_of(self.words), texts)], self.words, self.images.shape[1])
 
 
 def of_vectors(shape: Sequence[int]) -> bool:
@@ -160,6 +173,7 @@ def from_arrays(
     divided: bool = True,
     class_names: Sequence[str] = (),
     vocabulary: int = 0,
+    words: Sequence[str] = (),
     task: str = "auto",
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
@@ -179,23 +193,25 @@ def from_arrays(
       divided: whether the data say themselves which rows are for testing, and `train` was not made up.
       class_names: a word for each class, or none.
       vocabulary: number of different tokens, if the rows are tokens.
+      words: what each token stands for, in place of their number; names the classes of a next token.
       task: a name in `TASKS`; "auto" says it by the labels' type, see `jaxfl.tasks.meant`.
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
     """
+    vocabulary, words = len(words) or vocabulary, tuple(words)
     images = _array(name, "images", images)
     images = _checked_tokens(name, images, vocabulary) if vocabulary else _checked_images(name, images)
     labels = labels if labels is None else _array(name, "labels", labels)
     found = meant(name, labels, task)
     if found.every_token:
-        labels, classes = None, vocabulary
+        labels, classes, class_names = None, vocabulary, words or class_names
     elif labels is None:
         raise JaxflError(f"{name} has no labels, which --task {found.name} needs; give each row its label.")
     elif found is CLASSES and labels.dtype.kind in "SU" and labels.ndim == 1:
         require_everywhere(name, "labels", labels)
-        words, labels = np.unique(labels.astype(str), return_inverse=True)
-        class_names, classes = words.tolist(), len(words)
+        known, labels = np.unique(labels.astype(str), return_inverse=True)
+        class_names, classes = known.tolist(), len(known)
     if not isinstance(classes, int | np.integer) or classes > MOST_CLASSES:
         raise JaxflError(
             f"{name}: classes must be the number of classes, at most {MOST_CLASSES:,}, but is {classes!r}."
@@ -229,7 +245,7 @@ def from_arrays(
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
     arrays = images[order], labels[order], train[order]
-    return Source(name, *arrays, classes, columns, moved, divided, class_names, vocabulary)
+    return Source(name, *arrays, classes, columns, moved, divided, class_names, vocabulary, words)
 
 
 def _array(name: str, what: str, values) -> np.ndarray:

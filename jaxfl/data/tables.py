@@ -10,7 +10,7 @@ import numpy as np
 from jaxfl.config.values import as_path
 from jaxfl.data.kept import How
 from jaxfl.data.sources import Source, from_arrays, stratified_fifth
-from jaxfl.data.text import PIECES, encoded, require_length, vocabulary
+from jaxfl.data.vocabulary import PIECES, encoded, require_length, vocabulary
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
 from jaxfl.tasks import REGRESSION, meant
@@ -99,7 +99,7 @@ def read_source(
     if client:
         others["client"] = values[client]
     if text:
-        x, numbered["vocabulary"] = _tokens(place, joined, train, tokens, length)
+        x, numbered["words"] = _tokens(place, joined, train, tokens, length)
     else:
         of = {column: each for column, each in values.items() if column != client}
         if not of:
@@ -132,13 +132,13 @@ def _strata(path: str, labels: np.ndarray | None, classes: int, rows: int, task:
     return found.strata(found.read(path, labels, labels, classes)[0])
 
 
-def _tokens(path: str, rows: list[str], train: np.ndarray, kind: str, length: int) -> tuple[np.ndarray, int]:
-    """Return rows of text as tokens (N, T), and the size of their vocabulary."""
+def _tokens(path: str, rows: list[str], train: np.ndarray, kind: str, length: int):
+    """Return rows of text as tokens (N, T), and their vocabulary."""
     pieces = [PIECES[kind](row) for row in rows]
     if empty := sum(not row for row in pieces):
         raise JaxflError(f"{path}: {empty} of {len(rows)} rows have an empty text; leave them out.")
     words = vocabulary(row for row, trains in zip(pieces, train, strict=True) if trains)
-    return encoded(pieces, words, require_length(path, length)), len(words)
+    return encoded(pieces, words, require_length(path, length)), words
 
 
 def _frame(path: Path, names: Sequence[str]) -> Any:

@@ -1,8 +1,6 @@
-"""Text as rows of tokens: words or characters of a vocabulary, and files of text whose speakers are named."""
+"""Files of text, whose speakers may be named, as rows of characters."""
 
-import collections
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,41 +8,10 @@ import numpy as np
 from jaxfl.config.values import as_path
 from jaxfl.data.kept import How
 from jaxfl.data.sources import Source, from_arrays
+from jaxfl.data.vocabulary import encoded, require_length, vocabulary
 from jaxfl.errors import JaxflError
 
 SUFFIX = ".txt"
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the token 0, of what the vocabulary lacks
-MOST = 10_000  # words of a vocabulary: the most frequent ones
-PIECES: Mapping[str, Callable[[str], list[str]]] = {
-    "words": lambda text: re.findall(r"\w+|[^\w\s]", text.lower()),  # and punctuation marks
-    "characters": list,
-}
-
-
-def vocabulary(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return what tokens 0, 1, 2, ... stand for: `UNKNOWN`, and the most frequent pieces in their order."""
-    times = collections.Counter(piece for row in rows for piece in row)
-    return (UNKNOWN, *sorted(sorted(times, key=lambda piece: (-times[piece], piece))[: MOST - 1]))
-
-
-def encoded(rows: Sequence[Sequence[str]], words: Sequence[str], length: int) -> np.ndarray:
-    """Return the first pieces of each row as tokens (N, length) int32, -1 after the end of a row."""
-    number = {word: token for token, word in enumerate(words)}
-    tokens = np.full((len(rows), length), -1, np.int32)
-    for row, pieces in zip(tokens, rows, strict=True):
-        row[: len(pieces)] = [number.get(piece, 0) for piece in pieces[:length]]
-    return tokens
-
-
-def require_length(name: str, length: int) -> int:
-    """Return the option `length`, a number of tokens.
-
-    Raises:
-      JaxflError: if it is below 2.
-    """
-    if length < 2:
-        raise JaxflError(f"{name}: length={length}; a row has at least 2 tokens.")
-    return length
 
 
 def read_source(place: str, how: How, *, length: int = 80) -> Source:
@@ -77,17 +44,7 @@ def read_source(place: str, how: How, *, length: int = 80) -> Source:
     tokens, known = encoded(rows, words, length), {}
     if len(said) > 1:
         known["client"] = np.array(speakers)
-    return from_arrays(
-        how.name,
-        tokens,
-        None,
-        np.array(train),
-        0,
-        known,
-        class_names=words,
-        vocabulary=len(words),
-        task=how.task,
-    )
+    return from_arrays(how.name, tokens, None, np.array(train), 0, known, words=words, task=how.task)
 
 
 def _text(path: Path) -> str:

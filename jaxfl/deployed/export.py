@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfl.config import choices
 from jaxfl.core import tree
+from jaxfl.data import saved_partition
 from jaxfl.data.sources import kind_of
 from jaxfl.deployed.client_model import Deployed
 from jaxfl.deployed.models import Models, Opened
@@ -60,7 +61,7 @@ def export(
         owner = model.model.name if model.shared and alike else f"client-{model.client}"
         name = f"{store.file_name(owner)}.safetensors"
         if name not in models_in:
-            content = safetensors.save(_arrays(model), metadata=_about(models.opened, model))
+            content = safetensors.save(_arrays(model), metadata=_about(models, model))
             files.write_bytes(folder / name, content)
         models_in.setdefault(name, []).append(model)
     files.write_bytes(folder / CARD, _card(models.opened, models.folder, models_in, own).encode())
@@ -73,8 +74,9 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
     return {"/".join(path): np.asarray(leaf, order="C") for path, leaf in leaves.items()}
 
 
-def _about(run: Opened, model: Deployed) -> dict[str, str]:
+def _about(models: Models, model: Deployed) -> dict[str, str]:
     """Return a file's metadata: JSON values by name."""
+    run = models.opened
     named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     about = {
         "method": run.variant.label,
@@ -88,6 +90,7 @@ def _about(run: Opened, model: Deployed) -> dict[str, str]:
     }
     if model.images.vocabulary:
         about["vocabulary"] = model.images.vocabulary
+        about["words"] = saved_partition.words(models.folder / store.PARTITION)
     if model.target:
         about["target"] = run.config["data"]["target"]
     return {name: json.dumps(value) for name, value in about.items()}
@@ -139,7 +142,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
         ),
         f"## Input and output\n\n{takes} (batch, {_shape(model.images.shape)}) of {model.images.dtype}, "
         f"{sees}; {_normalised(model)}. {_outputs(model, str(tried['dataset']))}"
-        + (f" Their names are, from 0 on: {', '.join(names)}." if (names := _class_names(run)) else ""),
+        + (f" Their names are, from 0 on: {_named(names)}." if (names := _class_names(run)) else ""),
         *(_architecture(of.model, of.weights) for of in first.values()),
         "## How to load",
         PLAIN.format(
@@ -200,6 +203,11 @@ def _numbers(clients: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def _named(names: Sequence[str]) -> str:
+    """Return names in a row, with quotes where one holds a comma or white space."""
+    return ", ".join(repr(name) if re.search(r"[\s,]", name) else name for name in names)
+
+
 def _without_axes(moment: np.ndarray) -> list:
     """Return a mean or deviation as lists, without its leading axes of length 1."""
     return (moment[0, 0, 0] if moment.shape[:3] == (1, 1, 1) else moment[0]).tolist()
@@ -207,7 +215,10 @@ def _without_axes(moment: np.ndarray) -> list:
 
 def _normalised(model: Deployed) -> str:
     if model.images.vocabulary:
-        return f"they are numbers below {model.images.vocabulary}, and -1 after the end of a row"
+        return (
+            f"they are numbers below {model.images.vocabulary}, and -1 after the end of a row; of a text, "
+            "`words` in the file's metadata says what each stands for"
+        )
     mean, std = _list(model.images.mean), _list(model.images.std)
     if not model.images.mean.any() and (model.images.std == 1).all():
         return "they are not normalised"

@@ -13,7 +13,7 @@ import numpy as np
 from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
 from jaxfl.core.final_weights import final_weights
-from jaxfl.data import npz
+from jaxfl.data import npz, saved_partition
 from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, store
@@ -39,10 +39,18 @@ def start_from(data: Data, setup: Setup, saved: Path | None, observer: Observer)
     """Return the data with a federation that starts from the weights of `--init-from`; see `started`."""
     federation, sentences = started(data.federation, setup, saved, observer)
     for place in () if saved else map(as_path, setup.run.init_from):
-        if files.reads(Path.is_dir)(place) and not _numbered_alike(data.partition.relabel, place):
+        if not files.reads(Path.is_dir)(place):
+            continue
+        if not _numbered_alike(data.partition.relabel, place):
             observer.warned(
                 f"--init-from {place}: its clients number their classes otherwise than these; outputs of "
                 "heads that are taken mean other classes."
+            )
+        words = on_first_process(saved_partition.words)(place / store.PARTITION)
+        if len(words) == data.source.vocabulary and words != [*data.source.words]:
+            observer.warned(
+                f"--init-from {place}: its text has other words; embeddings and heads that are taken mean "
+                "other tokens."
             )
     return data._replace(federation=federation, starts=sentences)
 

@@ -5,7 +5,7 @@ import pytest
 
 import jaxfl
 from jaxfl.data.readers import load
-from jaxfl.data.text import UNKNOWN
+from jaxfl.data.vocabulary import UNKNOWN
 from jaxfl.errors import JaxflError
 
 PLAY = "ROMEO:\nAy me!\n\nFIRST LADY:\nShe speaks\nto thee.\n\nROMEO:\nO, speak again\n\nand be: bright zz"
@@ -65,10 +65,16 @@ def test_a_column_of_text_becomes_words_of_training_rows(written):
     last = whole.images[np.arange(20), ends - 1]
     assert ((last == 0) == ~whole.train).all()  # a word of its own that no training row has
     assert (source.columns["client"] == np.where(source.labels, "b", "a")).all()
+    (again,) = source.encoded(["Stocks FELL, unheard"])
+    assert [*map(source.words.__getitem__, again[:4])] == ["stocks", "fell", UNKNOWN, UNKNOWN]
+    assert (again[4:] == -1).all() and source.class_names == ("0", "1")
     of_characters = load(
         f"{path},columns=class+title+desk,text=title,without=class,tokens=characters,length=9"
     )
     assert of_characters.task.name == "next-token" and of_characters.images.shape == (20, 9)
+    assert of_characters.class_names == of_characters.words
+    (again,) = of_characters.encoded(["won"])
+    assert "".join(map(of_characters.words.__getitem__, again[:3])) == "won" and (again[3:] == -1).all()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What holds for runs on images holds for runs on text: resumes, programs, exports, weights, nodes."""
 
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -26,8 +27,8 @@ def run(tmp_path_factory):
 
     def run(method, **options):
         made.append(folder / str(len(made)))
-        name = f"{text},length=7"
-        return jaxfl.run(method, dataset=name, run_dir=str(made[-1]), **OPTIONS | options)
+        given = {"dataset": f"{text},length=7"} | OPTIONS | options
+        return jaxfl.run(method, run_dir=str(made[-1]), **given)
 
     return run
 
@@ -75,6 +76,7 @@ def test_exported_models_say_what_deployed_ones_say(whole, tmp_path, monkeypatch
     names = {"tokens": whole.source.images[:5]}
     exec(code, names)
     np.testing.assert_array_equal(names["following"], whole.models[1].predict(names["tokens"]))
+    assert names["about"]["words"] == [*whole.source.words]
 
 
 def test_clients_start_from_the_models_of_a_run(run, whole):
@@ -82,6 +84,16 @@ def test_clients_start_from_the_models_of_a_run(run, whole):
     assert still.result["accuracy"]["per_client"] == pytest.approx(
         whole.result["accuracy"]["per_client"], rel=1e-5
     )
+
+
+def test_another_alphabet_of_equal_size_is_said(run, whole, tmp_path, capsys):
+    text = Path(whole.config["options"]["dataset"].partition(",")[0]).read_text()
+    other = tmp_path / "other.txt"
+    other.write_text(text.replace("t", "n"))
+    run(
+        "local", dataset=f"{other},length=7", rounds=1, eval_every=1, init_from=str(whole.folder), quiet=False
+    )
+    assert f"--init-from {whole.folder}: its text has other words;" in capsys.readouterr().err
 
 
 def test_nodes_and_a_mean_compute_the_rounds_of_a_run(run):
