@@ -84,7 +84,7 @@ class Recurrent(nn.Module):
             bias_hh_l0=bias,
         )
         free = torch.arange(len(bias)) >= len(bias) // 3 * 2
-        self.gru.bias_hh_l0.register_hook(lambda gradient: gradient * free.to(gradient))
+        self.gru.get_parameter("bias_hh_l0").register_hook(lambda gradient: gradient * free.to(gradient))
 
     def forward(self, x):
         """Map (B, T, d) to the last state (B, features), or all (B, T, features)."""
