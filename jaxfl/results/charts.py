@@ -50,6 +50,7 @@ def draw_panels(table: Table, title: str) -> Figure:
     panels, rows = np.atleast_1d(whole.subplots(1, len(titles), sharey=True)), np.arange(len(labels))
     for axes, name, points, either_side in zip(panels, titles, means.T, spread.T, strict=True):
         axes.errorbar(points, rows, xerr=either_side, linestyle="", marker="o", capsize=2)
+        axes.locator_params(axis="x", nbins=4)  # a panel is narrow
         if "%" not in name:
             in_powers(axes, points)
         axes.set_xlabel(in_lines(name, LABEL_WIDTH // 2))
