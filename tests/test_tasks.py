@@ -25,7 +25,7 @@ from sklearn.metrics import (
 import jaxfl
 from jaxfl import tasks
 from jaxfl.core.job import traced
-from jaxfl.core.score import score
+from jaxfl.core.score import likelihoods, score
 from jaxfl.data.federate import federate
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose, needs_of
@@ -36,6 +36,7 @@ from jaxfl.results.measures import measure
 from jaxfl.results.scores import accuracy
 from jaxfl.runs.engine_job import fit_to_machine
 from jaxfl.runs.promises import whole_round
+from jaxfl.tasks import labels as of_labels
 from jaxfl.tasks import regression as of_regression
 
 EVERYONE = range(5)
@@ -76,17 +77,18 @@ def outputs_of(predictors, federation, partition):
     return [outputs[rows] for outputs, rows in zip(of_clients, partition.test, strict=True)]
 
 
-def scored(federation):
+def scored(federation, *show):
     """Return initial models of all clients, and their scores."""
     present = cohort(federation, EVERYONE)
 
     @jax.jit
     def begun(key):
         predictors = own_models.predictors(own_models.start(key, federation))
-        return predictors, score(predictors, key, federation, present)
+        likely = likelihoods(predictors, key, federation, present) if show else ()
+        return predictors, score(predictors, key, federation, present), likely
 
-    predictors, scores = begun(jax.random.key(0))
-    return predictors, accuracy(scores, federation)
+    predictors, scores, likely = jax.device_get(begun(jax.random.key(0)))
+    return predictors, accuracy(scores, federation, show, likely)
 
 
 def test_scores_of_a_regression_are_those_of_scikit_learn():
@@ -121,13 +123,24 @@ def test_scores_of_a_regression_are_those_of_scikit_learn():
 def test_scores_of_labels_are_those_of_scikit_learn():
     source, federation = tiny(tasks.LABELS)
     partition = validating(tiny_partition(source))
-    predictors, found = scored(federation)
+    predictors, found = scored(federation, "average-precision")
     truth = [source.labels[rows] for rows in partition.test]
-    said = [outputs > 0 for outputs in outputs_of(predictors, federation, partition)]
+    outputs = outputs_of(predictors, federation, partition)
+    said = [of_client > 0 for of_client in outputs]
     micro = [f1_score(*both, average="micro") for both in zip(truth, said, strict=True)]
     macro = [f1_score(*both, average="macro", zero_division=np.nan) for both in zip(truth, said, strict=True)]
     assert 0 < min(micro) < max(micro) and found["per_client"] == pytest.approx(micro)
     assert found["macro_f1_per_client"] == pytest.approx(macro)
+
+    def precise(has, says):
+        """Return the mean, over rows that have a label, of the share of those before them that do."""
+        has = has[np.argsort(-says)]
+        return (np.cumsum(has) / np.arange(1, len(has) + 1))[has].mean()
+
+    each = [np.mean([*map(precise, has.T, says.T)]) for has, says in zip(truth, outputs, strict=True)]
+    assert found["scores"]["average-precision"]["per_client"] == pytest.approx(each)
+    none = np.zeros((2, 1), bool), np.zeros((2, 1))
+    assert np.isnan(of_labels.average_precision(none))
     assert found["macro_f1"] == pytest.approx(np.mean(macro))
     everything = np.concatenate(truth), np.concatenate(said)
     assert found["pooled"] == pytest.approx(f1_score(*everything, average="micro"))

@@ -178,8 +178,8 @@ def likelihoods(predictors: PerGroup, key, federation: Federation, cohort: Cohor
       cohort: those that predict.
 
     Returns:
-      Per group ((k, m, outputs), (k, v, outputs)) float: logarithms of the outputs' probabilities, the
-      softmax of scores, on test and on validation rows; for padding anything.
+      Per group ((k, m, outputs), (k, v, outputs)) float: logarithms of probabilities, see `Task.logs`, on
+      test and on validation rows; for padding anything.
     """
 
     def client(key, client, shared, own):
@@ -187,7 +187,7 @@ def likelihoods(predictors: PerGroup, key, federation: Federation, cohort: Cohor
 
         def logs(x):
             scores = predict(client.model, common, own, x)
-            return jax.nn.log_softmax(scores.astype(jnp.result_type(float)), axis=1)
+            return federation.task.logs(scores.astype(jnp.result_type(float)))
 
         return (
             sweep(logs, client.test_rows, client.test_size, federation),

@@ -56,6 +56,20 @@ def macro_f1(found: Any) -> np.ndarray:
     )
 
 
+def average_precision(rows: tuple[np.ndarray, np.ndarray]) -> float:
+    """Return the mean over labels that some rows have of the area under precision and recall.
+
+    It is scikit-learn's `average_precision_score`; NaN of a client whose rows have no label.
+
+    Args:
+      rows: labels (m, k) bool, and outputs (m, k).
+    """
+    from sklearn.metrics import average_precision_score  # it takes a second to load
+
+    labels, outputs = (array[:, rows[0].any(0)] for array in rows)
+    return float(average_precision_score(labels, outputs)) if labels.size else np.nan
+
+
 def _quality(outputs, y, size):
     real = (jnp.arange(len(y), dtype=jnp.int32) < size)[:, None]
     has, said = (y > 0) & real, (outputs > 0) & real
@@ -115,7 +129,10 @@ LABELS = Task(
     count=_count,
     each=micro_f1,
     pooled=lambda counts: micro_f1([part.sum(0)[None] for part in counts])[0],
-    metrics=(Metric("macro-f1", "macro F1", macro_f1, recorded=("mean", "per_client")),),
+    metrics=(
+        Metric("macro-f1", "macro F1", macro_f1, recorded=("mean", "per_client")),
+        Metric("average-precision", "mean average precision", average_precision, "test"),
+    ),
     title="micro F1",
     percent=True,
     better=max,
@@ -126,5 +143,7 @@ LABELS = Task(
     says="Output k stands for label k of {dataset}, which a row has where it is above 0.",
     code="labels = np.asarray(scores) > 0",
     chance=chance,
+    logs=jax.nn.log_sigmoid,
+    rows=lambda labels, relabel, logs: (labels, logs),
     per_output=lambda counts: _ratio(counts.right.sum(0), (counts.rows + counts.predicted).sum(0), np.nan),
 )

@@ -70,8 +70,9 @@ class Task(NamedTuple):
       code: Python that makes labels of `scores` (B, ..., o).
       per_output: ``counts -> (outputs,)``, the score of all clients' rows by class, NaN without rows; None of
         a task whose outputs are not scored by themselves.
-      rows: ``(labels (m,), relabel, logarithms of probabilities (m, o)) -> rows`` of one client, which
-        metrics and `confusion` take; None of a task whose metrics need only counts.
+      logs: ``outputs (B, o) -> (B, o)``, logarithms of what they say how likely is; with `rows`.
+      rows: ``(labels (m, ...), relabel, logs (m, o)) -> rows`` of one client, which metrics and `confusion`
+        take; None of a task whose metrics need only counts.
       confusion: ``rows of each client -> (C, C + 1)``, how many of a class (row) are taken for a class
         (column), in the last column for none.
       chance: ``labels (n, ...) of training rows -> sentence``, the score of what needs no network; None of a
@@ -103,6 +104,7 @@ class Task(NamedTuple):
     says: str
     code: str
     per_output: Callable | None = None
+    logs: Callable | None = None
     rows: Callable | None = None
     confusion: Callable | None = None
     chance: Callable | None = None
