@@ -137,7 +137,6 @@ CLASSES = Task(
         out=np.full(counts.rows.shape[1], np.nan),
         where=counts.rows.sum(0) > 0,
     ),
-    logs=jax.nn.log_softmax,
     rows=class_rows.rows_of,
     confusion=class_rows.confusion,
 )

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import jax
+
 
 class Metric(NamedTuple):
     """A further score of each client, a share unless `percent` is False.
@@ -70,7 +72,7 @@ class Task(NamedTuple):
       code: Python that makes labels of `scores` (B, ..., o).
       per_output: ``counts -> (outputs,)``, the score of all clients' rows by class, NaN without rows; None of
         a task whose outputs are not scored by themselves.
-      logs: ``outputs (B, o) -> (B, o)``, logarithms of what they say how likely is; with `rows`.
+      logs: ``outputs (B, o) -> (B, o)``, logarithms of what they say how likely is; read if there are `rows`.
       rows: ``(labels (m, ...), relabel, logs (m, o)) -> rows`` of one client, which metrics and `confusion`
         take; None of a task whose metrics need only counts.
       confusion: ``rows of each client -> (C, C + 1)``, how many of a class (row) are taken for a class
@@ -104,7 +106,7 @@ class Task(NamedTuple):
     says: str
     code: str
     per_output: Callable | None = None
-    logs: Callable | None = None
+    logs: Callable = jax.nn.log_softmax
     rows: Callable | None = None
     confusion: Callable | None = None
     chance: Callable | None = None
