@@ -32,13 +32,15 @@ def network(model: Model, weights: Weights) -> nn.Sequential:
                 layers = _dense(module, params, x.shape[1:])
             case ResidualPair():
                 layers = [Pair(params, pools=module.pool is not None)]
-            case Linear() | EachToken():
-                layers = [_linear(params, x.shape[2 - isinstance(module, Linear) :])]
+            case Linear():
+                layers = [_linear(params, x.shape[1:])]
+            case EachToken():
+                layers = [_linear(params, x.shape[2:])]
             case Embedding():
                 layers = [Embedded(params)]
-            case GRU():
-                layers = [Recurrent(params, module.every_token)]
-            case TokenEncoder():
+            case GRU(every_token=True):
+                layers = [Recurrent(params)]
+            case TokenEncoder(causal=True):
                 layers = _encoder(module, params)
             case _:
                 raise JaxflError(
@@ -70,11 +72,11 @@ class Embedded(nn.Module):
 class Recurrent(nn.Module):
     """Gated recurrent units; of PyTorch's two biases of a gate, which add up, one stays 0."""
 
-    def __init__(self, params: dict, every_token: bool):
+    def __init__(self, params: dict):
         super().__init__()
         inputs = [params[f"from_{gate}"] for gate in GATES]
         states = [params[f"state_{gate}"] for gate in GATES]
-        self.gru, self.every_token = nn.GRU(*inputs[0]["kernel"].shape, batch_first=True), every_token
+        self.gru = nn.GRU(*inputs[0]["kernel"].shape, batch_first=True)
         bias = np.concatenate([np.zeros_like(params["state_bias"])] * 2 + [params["state_bias"]])
         _fill(
             self.gru,
@@ -87,30 +89,17 @@ class Recurrent(nn.Module):
         self.gru.get_parameter("bias_hh_l0").register_hook(lambda gradient: gradient * free.to(gradient))
 
     def forward(self, x):
-        """Map (B, T, d) to the last state (B, features), or all (B, T, features)."""
-        states, last = self.gru(x)
-        return states if self.every_token else last[0]
+        """Map (B, T, d) to the states after all tokens, (B, T, features)."""
+        return self.gru(x)[0]
 
 
 class Encoder(nn.TransformerEncoderLayer):
-    """An encoder that attends to all places, or to those up to each."""
-
-    def __init__(self, causal: bool, *sizes: int, **options):
-        super().__init__(*sizes, activation="gelu", batch_first=True, norm_first=True, **options)
-        self.causal = causal
+    """An encoder in which each place attends to those up to it."""
 
     def forward(self, x):
         """Map (B, T, d) to the same shape."""
-        later = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device) if self.causal else None
-        return super().forward(x, later, is_causal=self.causal)
-
-
-class MeanOfPlaces(nn.Module):
-    """The mean over the places."""
-
-    def forward(self, x):
-        """Map (B, T, d) to (B, d)."""
-        return x.mean(1)
+        later = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device)
+        return super().forward(x, later, is_causal=True)
 
 
 class Pair(nn.Sequential):
@@ -144,8 +133,8 @@ def _normed(params: dict, padding: int) -> list[nn.Module]:
 
 def _encoder(module: TokenEncoder, params: dict) -> list[nn.Module]:
     features = params["mlp1"]["kernel"].shape[0]
-    sizes, options = (features, module.heads, 4 * features), {"layer_norm_eps": LAYER_EPSILON}
-    layer = Encoder(module.causal, *sizes, dropout=module.dropout, **options)
+    options = {"layer_norm_eps": LAYER_EPSILON, "batch_first": True, "norm_first": True}
+    layer = Encoder(features, module.heads, 4 * features, module.dropout, "gelu", **options)
     attention = [params["attention"][name] for name in ("query", "key", "value")]
     out = params["attention"]["out"]
     values = {
@@ -163,7 +152,7 @@ def _encoder(module: TokenEncoder, params: dict) -> list[nn.Module]:
         return [layer]
     norm = nn.LayerNorm(features, LAYER_EPSILON)
     _fill(norm, weight=params["norm"]["scale"], bias=params["norm"]["bias"])
-    return [layer, norm] if module.causal else [layer, norm, MeanOfPlaces()]
+    return [layer, norm]
 
 
 def _dense(module: DenseBlock, params: dict, shape: tuple[int, ...]) -> list[nn.Module]:

@@ -48,14 +48,6 @@ EVERYONE = range(5)  # clients 0, 1 and 2 of the first group, 3 and 4 of the sec
 SOME = (1, 0, 3)
 ONLY_SMALLER = (0, 1, 2)
 
-VARIANTS = {  # a variant plays with the long tests: its rounds are those of a method that plays with all
-    "fedavg-ft": "fedbabu",
-    "lg-fedavg": "fedper",
-    "pfedclub-plus": "pfedclub",
-    "pfeddf": "feddf",
-    "pfedhr": "pfedclub",
-    "topk-pfd": "sim-pfd",
-}
 STEPPING = ("fccl", "fedavg", "fedbabu", "fedrod")  # the others are checked with the long tests
 SENDING = ("dfedavg", "fedcmd", "flexifed", "pfedsim")  # their own code counts what is sent
 OTHERWISE = (  # under local statistics, a first round's traffic is not what their cases state
@@ -92,9 +84,9 @@ def federation():
     return federated(*tiny_models(), validates=True)
 
 
-@pytest.fixture(scope="module", params=[long(name) if name in VARIANTS else name for name in METHODS])
+@pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
 def played(request, federation):
-    method = METHODS[request.param]
+    method = request.param
     config = method.config(**OPTIONS, **CASES[method.name].short)
     algorithm = method.build(jax.tree.map(lambda rate: math.nan, config))
 

@@ -3,7 +3,8 @@
 An entry of `AGGREGATORS` is a class of options. An instance is a function ``(messages, weights) -> message``:
 of trees with leaves (k, ...), one entry per client, and weights (k,), 0 for a client that is absent or whose
 message is not finite. What papers define without weights asks only whether they are positive. Your own may be
-a function ``(messages, weights, *, option=...)``.
+a function ``(changes, weights, *, option=...)``: it gets messages minus what the server knows of them, which
+makes no difference to those here.
 
 All messages of an architecture are in memory at once, except under `NormBound`, which bounds each message on
 its arrival; a mean follows.
@@ -16,6 +17,7 @@ import optax
 from jaxfl.config.options import options, within
 from jaxfl.core import tree
 from jaxfl.core.tree import where_each
+from jaxfl.data.partition import rounded_down
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.mixing import squared_distances
 
@@ -73,10 +75,10 @@ class TrimmedMean:
 
     def require(self, choice: str, most: int) -> None:
         """Raise `JaxflError` if nothing would be left out of at most so many messages."""
-        if self.share and self.share * most < 1:
+        if self.share and not rounded_down(self.share, most):
             raise JaxflError(
                 f"--aggregate {choice} leaves out none of an architecture's messages, at most {most} in a "
-                f"round; raise share to {1 / most:.2g} or more, or take --aggregate median."
+                "round; raise share, let more clients take part, or take --aggregate median."
             )
 
     def __call__(self, messages, weights):
