@@ -131,7 +131,10 @@ def test_a_column_of_text_becomes_words_of_training_rows(tmp_path):
     whole.remove_columns(["topic", "grade"]).save_to_disk(str(tmp_path / "alone"))
     alone = load(f"hf:{tmp_path}/alone{options}")
     assert alone.task.name == "next-token" and (~alone.train).sum() == 3
-    for wrong, sentence in (("text=topic", "no column 'topic' of text; "), ("text=title,image=x", "keep the")):
+    for wrong, sentence in (
+        ("text=topic", "no column 'topic' of text; "),
+        ("text=title,image=x", "keep the"),
+    ):
         with pytest.raises(JaxflError, match=sentence):
             load(f"hf:{tmp_path}/hf,{wrong}")
 
