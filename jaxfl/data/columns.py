@@ -1,13 +1,12 @@
 """Columns of rows, of a table or of a data set of Hugging Face, as labels and as tokens."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfl.data.sources import stratified_fifth
-from jaxfl.data.vocabulary import content_of, cut_by, encoded, require_length, vocabulary
+from jaxfl.data.vocabulary import cut_by, encoded, require_length, vocabulary
 from jaxfl.errors import JaxflError
 from jaxfl.tasks import REGRESSION, meant
 
@@ -42,7 +41,7 @@ def tokens_of(
     train: np.ndarray,
     tokens: str,
     length: int,
-    tokenizer: Path | None,
+    tokenizer: str,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Return the texts in some columns (N,), joined, as tokens (N, length), and what these stand for.
 
@@ -52,16 +51,15 @@ def tokens_of(
       train: (N,) bool, the rows that a vocabulary is made of.
       tokens: a name in `PIECES`.
       length: number of tokens of a row, the first ones of its text.
-      tokenizer: file of a tokenizer, in place of `tokens`.
+      tokenizer: content of a tokenizer's file, in place of `tokens`, or "".
 
     Raises:
       JaxflError: if a text is empty, or the length or the tokenizer is of no use.
     """
-    content = content_of(tokenizer)
-    cut, words = cut_by(tokens, content)
+    cut, words = cut_by(tokens, tokenizer)
     rows = [cut(" ".join(map(str, texts))) for texts in zip(*columns, strict=True)]
     if empty := sum(not row for row in rows):
         raise JaxflError(f"{place}: {empty} of {len(rows)} rows have an empty text; leave them out.")
     words = words or vocabulary(row for row, trains in zip(rows, train, strict=True) if trains)
-    known = {"words": words, "tokenizer": content}
+    known = {"words": words, "tokenizer": tokenizer}
     return encoded(rows, words, require_length(place, length)), known

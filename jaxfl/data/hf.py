@@ -9,6 +9,7 @@ from jaxfl.config.values import as_path
 from jaxfl.data.columns import labels_of, tokens_of, training_rows
 from jaxfl.data.kept import How, kept
 from jaxfl.data.sources import Source, from_arrays, require_everywhere
+from jaxfl.data.vocabulary import content_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional, quiet
 from jaxfl.tasks import NEXT_TOKEN
@@ -75,6 +76,7 @@ def read_source(
             raise JaxflError(
                 f"{PREFIX}{name}: {key} numbers its classes differently in test and train; number both alike."
             )
+    content = content_of(tokenizer)
     stored = [Path(file["filename"]) for part in parts for file in part.cache_files]
     files = stored + ([tokenizer] if stored and tokenizer else [])
 
@@ -87,7 +89,7 @@ def read_source(
         if len(parts) == 1:
             train = training_rows(place, y, known["classes"], rows, how.task)
         if text:
-            x, words = tokens_of(place, [columns.pop(key) for key in text], train, tokens, length, tokenizer)
+            x, words = tokens_of(place, [columns.pop(key) for key in text], train, tokens, length, content)
             known |= words
         else:
             x = _images(name, parts, image, kinds[image])

@@ -11,6 +11,7 @@ from jaxfl.config.values import as_path
 from jaxfl.data.columns import labels_of, tokens_of, training_rows
 from jaxfl.data.kept import How
 from jaxfl.data.sources import Source, from_arrays
+from jaxfl.data.vocabulary import content_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
 
@@ -101,7 +102,7 @@ def read_source(
     if client:
         others["client"] = values[client]
     if text:
-        x, known = tokens_of(place, texts, train, tokens, length, tokenizer)
+        x, known = tokens_of(place, texts, train, tokens, length, content_of(tokenizer))
         numbered |= known
     else:
         of = {column: each for column, each in values.items() if column != client}
