@@ -68,7 +68,7 @@ def read_source(
             f"{PREFIX}{name} has different columns in test and train; save both with the same ones."
         )
     _require_texts(datasets, name, kinds, text, image)
-    image = None if text else _image_column(datasets, name, kinds, image)
+    seen = "" if text else _image_column(datasets, name, kinds, image)
     others = {key: kind for key, kind in kinds.items() if key not in text}
     labels = _label_columns(datasets, name, others, label, how.task, bool(text))
     for key in labels:
@@ -92,7 +92,7 @@ def read_source(
             x, words = tokens_of(place, [columns.pop(key) for key in text], train, tokens, length, content)
             known |= words
         else:
-            x = _images(name, parts, image, kinds[image])
+            x = _images(name, parts, seen, kinds[seen])
         columns = {key: values for key, values in columns.items() if values.dtype.kind != "f"}
         return from_arrays(how.name, x, y, train, columns=columns, **known)
 
