@@ -44,14 +44,7 @@ def all_of(state: Any) -> Any:
 
 
 def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: Any) -> OnHost:
-    """Return an existing state, such as a checkpoint's, as `OnHost`; read-only arrays are copied.
-
-    Args:
-      init: of the method.
-      key: of a run.
-      federation: all clients, `on_host`.
-      hyper: the method's configuration, traced.
-      state: with NumPy arrays of clients.
+    """Return a state with NumPy arrays, such as a checkpoint's, as `OnHost`; read-only arrays are copied.
 
     Raises:
       JaxflError: if the method's state is not divided by clients.

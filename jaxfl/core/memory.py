@@ -101,11 +101,6 @@ def _too_many(number: int, known: list[tuple[int, int]], limit: int) -> bool:
 def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:
     """Halve the clients that run side by side until they fit, see `most_that_fit`.
 
-    Args:
-      federation: with the wanted number of `clients_at_once`.
-      needed: returns the bytes that the programs hold at once with a federation.
-      limit: the available bytes.
-
     Returns:
       The same federation with as many clients at once as fit, or one if nothing fits.
     """

@@ -124,9 +124,7 @@ def _most(federation: Federation, clients: PerGroup) -> int:
 def round_on(window: Window, conditions: Conditions) -> tuple[Federation, Cohort, Conditions]:
     """Return the arguments after the state for the program of rounds, for a single round.
 
-    Args:
-      window: of the round's cohort.
-      conditions: of all clients, with a leading axis of length 1.
+    The conditions are those of all clients, with a leading axis of length 1.
     """
     groups = jax.tree.map(lambda leaf: leaf[None], window.cohort.groups)
     cohort = replace(window.cohort, round=np.asarray(window.cohort.round)[None], groups=groups)

@@ -118,13 +118,7 @@ def without_data(
 ) -> Federation:
     """Return a federation on one device without images and labels, see `jaxfl.data.absent`.
 
-    Args:
-      partition: rows of every client.
-      models: pairs (architecture, number of clients), in the order of client ids.
-      moments: by which images are normalised.
-      public: number of public images.
-      links: (N, N) bool, which clients are linked.
-      vocabulary: number of different tokens, if the rows are tokens.
+    Of `public` images there is only the number; the other arguments are as in `federate`.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree.

@@ -174,10 +174,7 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
 def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Partition, Shift]:
     """Return a partition of rows as their clients see them, and the `Shift` of these.
 
-    Args:
-      partition: partition of a data set.
-      public: (P,), rows of the public images.
-      drawn: shift of each client's images.
+    `public` (P,) are the rows of the public images.
     """
     clients = len(partition.train)
     parts = [rows for part in PARTS for rows in getattr(partition, part)]

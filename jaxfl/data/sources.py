@@ -114,11 +114,7 @@ def require_everywhere(name: str, column: str, values: np.ndarray) -> None:
 
 
 def of_classes(source: Source, chosen: str) -> Source:
-    """Return the rows of some classes, which are numbered anew from 0, in ascending order.
-
-    Args:
-      source: any source.
-      chosen: classes and ranges of them: "10-19", "3", "0-4+8".
+    """Return the rows of some classes, such as "0-4+8", numbered anew from 0 in ascending order.
 
     Raises:
       JaxflError: if this is not such a text, or names a class twice or one that is not there.

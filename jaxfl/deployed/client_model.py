@@ -157,10 +157,7 @@ class Deployed:
         """Return whether the scores are just the outputs of the network with `weights`.
 
         This is tested on random images, or if the network has no numbers for these (they may stand for ids)
-        on the client's own.
-
-        Args:
-          own: returns images as in `predict`.
+        on the client's `own`.
         """
         if set(self.weights) - set(self.model.names):
             return False

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.asked import make
@@ -110,12 +108,10 @@ def restore_setup(folder: Path, config: Config, changed_code: bool = False) -> S
     """Restore the setup that a run's configuration describes, whatever its method is.
 
     Raises:
-      JaxflError: if it does not describe a setup, its code is in the run folder, which is only data, or JAX
-        now computes in another precision.
+      JaxflError: if it does not describe a setup, or its code is in the run folder, which is only data.
     """
     config = moved(folder, config, changed_code)
     _refuse_code_within(folder, config)
-    _require_same_floats(folder, config)
     # A missing option is newer than the run, which did what the default says.
     return Setup.of(**{name: value for name, value in config["options"].items() if name in declared(Setup)})
 
@@ -177,16 +173,6 @@ def _refuse_code_within(folder: Path, config: Config) -> None:
                 f"{folder / store.CONFIG} names code in the run folder itself ({path}), which is not "
                 "executed; move that file and give its absolute path."
             )
-
-
-def _require_same_floats(folder: Path, config: Config) -> None:
-    """Refuse a run whose numbers are double where JAX's are single now, or the other way round."""
-    then, now = config.get("environment", {}).get("float", "float32"), str(jnp.result_type(float))
-    if then != now:
-        raise JaxflError(
-            f"{folder} was computed in {then}, but JAX computes in {now} now; begin with "
-            f"jax.config.update('jax_enable_x64', {then == 'float64'})."
-        )
 
 
 def _plain(options: dict[str, Any]) -> dict:

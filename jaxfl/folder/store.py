@@ -40,15 +40,7 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.folder.records import Code, Config, Result, Round, as_type
-from jaxfl.machine.files import (
-    as_json,
-    below,
-    reads,
-    replacing,
-    require_utf8,
-    unfinished,
-    writes,
-)
+from jaxfl.machine.files import as_json, below, reads, replacing, unfinished, writes
 from jaxfl.machine.processes import on_first_process
 
 T = TypeVar("T")
@@ -71,10 +63,8 @@ def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
     Raises:
-      JaxflError: if it holds anything except what killed starts left behind, or has a name that checkpoints
-        cannot have.
+      JaxflError: if it holds anything except what killed starts left behind.
     """
-    require_utf8(folder)
     if (folder / CONFIG).exists():
         raise JaxflError(
             f"{folder} already holds a run; choose another --run-dir, or continue it with "
@@ -112,13 +102,8 @@ def begin(
 ) -> None:
     """Make the folder of a new run.
 
-    Args:
-      folder: the run's folder.
-      config: its configuration, see `jaxfl.folder.config`.
-      partition: the rows of each client.
-      source: the data set of these rows.
-      links: (N, N) bool, which clients are linked; (0, 0) without a graph.
-      initial: initial weights as named arrays; none if all are fresh.
+    Its links are (N, N) bool, (0, 0) without a graph; its initial weights are named arrays, none if all are
+    fresh.
     """
     create(folder)
     with replacing(folder / CONFIG) as file:  # in place last, which makes the folder a run
@@ -138,12 +123,9 @@ def begin(
 
 @writes
 def lengthen(folder: Path, config: Config, rounds: int) -> None:
-    """Let a run continue past its end.
+    """Let a run continue past its end, with more rounds, after those done that are kept.
 
-    Args:
-      folder: the run's folder.
-      config: configuration with more rounds; checkpoints stay marked with the first number.
-      rounds: number of rounds done that are kept.
+    Checkpoints stay marked with the first number of rounds.
     """
     old = read_json(folder / CONFIG, Config)
     (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result counts as stopped

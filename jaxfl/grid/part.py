@@ -12,12 +12,7 @@ Item = TypeVar("Item")
 
 
 def labels_to_train(variants: Sequence[Variant], part: str, folder: Path | None) -> list[str]:
-    """Return the labels of the variants that a part of a comparison trains.
-
-    Args:
-      variants: those of the whole comparison.
-      part: see `take_part`.
-      folder: the comparison's folder, if it was named.
+    """Return the labels of the variants that a part of a comparison trains, see `take_part`.
 
     Raises:
       JaxflError: if `part` is not one of several parts, or no folder is named that all of these share.

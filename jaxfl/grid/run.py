@@ -30,13 +30,8 @@ def run(
 ) -> tuple[Path, Result]:
     """Train one method.
 
-    Args:
-      variant: the method.
-      setup: the run's options.
-      folder: folder for its results; by default runs/NAME-DATASET.
-      terms: whom to tell, and when to stop.
-      profile: folder for a trace of the second chunk of rounds, or of the only one.
-      saved: folder of a run whose partition, links and initial weights are used as they are.
+    `profile` is a folder for a trace of the second chunk of rounds, or of the only one, and `saved` that of a
+    run whose partition, links and initial weights are used as they are.
 
     Returns:
       The folder, and the result, see `jaxfl.results.result.result`.
@@ -91,11 +86,6 @@ def resume(folder: Path, changed: Continuation, terms: Terms) -> Result:
 
     A finished run returns its result at once. If more rounds are asked for, it goes on, even past the target
     at which it stopped.
-
-    Args:
-      folder: the run's folder.
-      changed: what differs from now on.
-      terms: whom to tell, when to stop, and whether the user's own files may have changed.
 
     Raises:
       JaxflError: if the folder holds no run, another process owns it, its code has changed, its method cannot

@@ -100,13 +100,7 @@ def of_clients(
 
 
 def seconds(device: Device, flops: Any, moved: Any) -> Any:
-    """Return the seconds that clients take for their training and for the bytes that they send and receive.
-
-    Args:
-      device: of the client, or of several.
-      flops: operations of each.
-      moved: bytes of each.
-    """
+    """Return the seconds that clients take for their operations and for the bytes that are moved."""
     return flops / device.flops_per_s + moved / device.bytes_per_s
 
 

@@ -265,11 +265,7 @@ def max_pool(x: jax.Array, window: int = 2, stride: int | None = None, padding: 
 
 
 def mean_pool(x: jax.Array, window: int = 2) -> jax.Array:
-    """Take the mean of each of adjacent windows; a rest too small for one is dropped.
-
-    Args:
-      x: maps.
-      window: side of the square window, in pixels.
+    """Take the mean of each of adjacent square windows; a rest too small for one is dropped.
 
     Returns:
       Maps of H // window by W // window pixels.

@@ -98,12 +98,7 @@ def draw_embeddings(
 
 
 def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
-    """Draw the graph of the clients, coloured by architecture; None if it does not fit.
-
-    Args:
-      links: (N, N) bool, which clients are linked.
-      models: (N,), the architecture of each client.
-    """
+    """Draw the links (N, N) of clients, coloured by their architectures (N,); None if they do not fit."""
     import networkx  # here, so that runs without links do not wait for it
 
     if len(links) > MOST_LINKED:

@@ -8,9 +8,6 @@ from jaxfl.folder.records import Round
 def over_rounds(metrics: list[Round]) -> dict[str, dict[str, np.ndarray] | list]:
     """Return the findings of a run by name.
 
-    Args:
-      metrics: a record per round, see `jaxfl.results.result.records`.
-
     Returns:
       {panel: {line: (R,)}} of numbers, NaN where there is none. A finding of any other form is a list with an
       entry per round, None where there is none.

@@ -73,15 +73,10 @@ def finished_run(
     target: Sequence[float] = (),
     select: str = "last",
 ) -> Entry:
-    """Read a finished run.
+    """Read a finished run as an `Entry`.
 
-    Args:
-      folder: the run's folder.
-      draw: see `Entry`.
-      method: see `Entry`.
-      setting: see `Entry`.
-      target: accuracies, for what it has spent until it reached them.
-      select: the evaluation that its accuracies are of, see `jaxfl.results.result.selected`.
+    Its result says what was spent until each `target` was reached. Its accuracies are of the evaluation that
+    `select` names, see `jaxfl.results.result.selected`.
 
     Raises:
       JaxflError: if it is damaged, or has no validation rows to select by.
@@ -100,12 +95,9 @@ def untrained(metrics: list[Round]) -> tuple[list[int], int]:
 
 
 def read(folders: Sequence[Path], target: Sequence[float] = (), select: str = "last") -> Frame:
-    """Read all finished runs in some folders, with labels that distinguish them.
+    """Read all finished runs in some folders or below, with labels that distinguish them.
 
-    Args:
-      folders: run folders, or folders that contain some.
-      target: see `finished_run`.
-      select: see `finished_run`.
+    `target` and `select` are those of `finished_run`.
 
     Raises:
       JaxflError: if a folder has no finished run, a run is damaged, or two differ only in their folders and
@@ -134,12 +126,7 @@ def alike_in_data(frame: Frame) -> Frame:
 
 
 def _crossed(experiments: list[dict], draws: list[Draw]) -> bool:
-    """Return whether there are several partition seeds, each with each seed in every experiment.
-
-    Args:
-      experiments: experiment of each run, see `jaxfl.folder.config.experiment`.
-      draws: seed and partition seed of each run.
-    """
+    """Return whether there are several partition seeds, each with each seed in every experiment."""
     found = {}
     for of_run, draw in zip(experiments, draws, strict=True):
         tried = json.dumps(of_run | {"partition_seed": None}, sort_keys=True)

@@ -212,13 +212,7 @@ SPENT = {  # until a target is reached: title, unit, and entries of the target i
 
 
 def _until(name: str, target: str, words: str) -> Measure:
-    """Return what is spent until a target is reached.
-
-    Args:
-      name: one of `SPENT`.
-      target: the target as a result names it, such as "0.6", or `ONLY`.
-      words: the target in the title.
-    """
+    """Return what is spent, one of `SPENT`, until a target is reached, which results name so, or `ONLY`."""
     title, unit, entries = SPENT[name]
     paths = [("targets", target, entry) for entry in entries]
     return Measure(f"{name}-to-target", f"{title} to {words}", paths, min, unit=unit, goal=words)
@@ -258,12 +252,7 @@ def columns(name: str, results: Sequence[Mapping[str, Any]]) -> list[Measure]:
 def usual_columns(
     results: Sequence[Mapping[str, Any]], show: Sequence[str], hide: Collection[str]
 ) -> list[Measure]:
-    """Return what a table of runs shows.
-
-    Args:
-      results: of all runs.
-      show: further columns, of `SHOWN`.
-      hide: usual columns to leave out, of `jaxfl.config.command_options.Columns`.
+    """Return what a table of runs shows: further columns of `SHOWN`, and the usual ones but those to hide.
 
     Returns:
       Accuracies in percent, or the scores of another task: of the deployed models, of those models per

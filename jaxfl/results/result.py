@@ -223,10 +223,7 @@ NO_VALIDATION = "clients have no validation rows to choose by; runs with a valid
 def selected(result: Result, metrics: list[Round], select: str) -> Result:
     """Return a run's result with the accuracies of another evaluation; its costs stay those of the whole run.
 
-    Args:
-      result: the content of result.json.
-      metrics: that of metrics.jsonl.
-      select: "last", or "validation": the first evaluation with the best accuracy on validation rows.
+    It is the last one, or for "validation" the first with the best accuracy on validation rows.
 
     Raises:
       JaxflError: if clients have no validation rows.

@@ -40,9 +40,7 @@ def check_tuned(tune: Sequence[str], given: Iterable[str]) -> None:
 def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
     """Keep of each method in each setting, but for what is tuned, the runs best on validation rows.
 
-    Args:
-      frame: runs.
-      tune: options of methods, and axes of settings.
+    Options of methods may be tuned, and axes of settings.
 
     Returns:
       Those with the largest mean over their seeds, named without what is tuned; and a note on what was best.

@@ -97,14 +97,6 @@ def saved_state(
 ) -> tuple[int, Any]:
     """Load a run's newest checkpoint, see `checkpoint.newest`, or that of a certain round.
 
-    Args:
-      folder: the run's folder.
-      config: the run's configuration.
-      variant: its method.
-      setup: its options.
-      federation: its clients, perhaps without data.
-      rounds: number of rounds done; by default those of the newest checkpoint that can be read.
-
     Raises:
       JaxflError: as `checkpoint.newest`, or if there is no checkpoint of that round.
     """

@@ -285,13 +285,8 @@ def _conclude(
 ) -> Result:
     """Write the result and the pictures of a run whose rounds are done, and return the result.
 
-    Args:
-      job: the run's job.
-      run: the run.
-      client_devices: see `proceed`.
-      compilations: number of programs compiled for it.
-      before: number of rounds that other processes have computed.
-      since: see `proceed`.
+    `compilations` programs were compiled for it, and other processes have computed the rounds `before`; all
+    else is as in `proceed`.
     """
     from jaxfl.data.pictures import draw  # here, so that the first rounds do not wait for it
     from jaxfl.results import curves, drawings

@@ -121,13 +121,7 @@ def same_source(setup: Setup, run: Path) -> Source:
 
 
 def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, begun: Path) -> Federation:
-    """Return the federation of a run on one device, without its data.
-
-    Args:
-      setup: the run's options.
-      images: description of the images by `images_of`.
-      partition: the run's partition.
-      begun: the run's folder.
+    """Return the federation of a begun run on one device without its data, which `images` describes.
 
     Raises:
       JaxflError: if something does not fit, or a model is not found again.
@@ -334,13 +328,7 @@ def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
 
 
 def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:
-    """Draw the links of clients by `partition_seed`, or read them from a file; None without links.
-
-    Args:
-      setup: the options.
-      clients: number of clients, N.
-      saved: folder of a run, whose links are taken if it has some.
-    """
+    """Draw the links of clients by `partition_seed`, or read those of a saved run or of a file."""
     choice = setup.run.topology
     if choice == "none":
         return None

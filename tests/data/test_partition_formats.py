@@ -97,7 +97,6 @@ def test_rows_of_some_classes_keep_their_numbers(tmp_path):
     ("content", "sentence"),
     [
         ("[", "is not JSON"),
-        ('{"public": [0], "public": [1], "data_indices": []}', "has 'public' twice"),
         ("3", "does not list each client's train, val and test; write "),
         ("[[1, 2]]", "to divide lists of clients' rows, use --partition listed,file="),
         (
