@@ -61,19 +61,12 @@ HELP = (["-h"], ["--help"])
 
 
 class Command(NamedTuple):
-    """A word after `jaxfl`.
+    """A word after `jaxfl`."""
 
-    Args:
-      usage: how to call it: NAME, [NAME] where it can be left out, and ... where there may be several.
-      does: what it does.
-      function: called with the names and an instance of each of `sections`, or with all words.
-      sections: classes of its options; None if the function reads its words.
-    """
-
-    usage: str
-    does: str
-    function: Callable[..., None]
-    sections: tuple[type, ...] | None = None
+    usage: str  # how to call it: NAME, [NAME] where it can be left out, and ... where there may be several
+    does: str  # what it does
+    function: Callable[..., None]  # called with the names and an instance of each section, or with all words
+    sections: tuple[type, ...] | None = None  # classes of its options; None if the function reads its words
 
 
 def call(word: str, words: list[str]) -> None:

@@ -24,15 +24,10 @@ SERVER = -1  # owner of an array, instead of a group's number
 
 
 class OnHost(NamedTuple):
-    """A state between rounds.
+    """A state between rounds."""
 
-    Args:
-      state: what a method's `init` returns; clients' arrays (n_g, ...) are NumPy's, and written in place.
-      owners: for each array the number of the group that owns it, or `SERVER`.
-    """
-
-    state: Any
-    owners: Any
+    state: Any  # what a method's `init` returns; clients' arrays (n_g, ...) are NumPy's, and written in place
+    owners: Any  # for each array the number of the group that owns it, or `SERVER`
 
 
 # ---- states

@@ -25,21 +25,13 @@ AS_MANY_FEATURES = ("default,features=50",)
 
 
 class Variant(NamedTuple):
-    """A method with its options, ready to run.
+    """A method with its options, ready to run."""
 
-    Args:
-      name: name that finds the method again: ``fedper``, ``/path/to/my.py:my_method``, or None for an object.
-      label: name in tables: the method's name, and the options that distinguish it.
-      method: the method.
-      config: its options.
-      programs: its compiled programs, shared by runs with other seeds or other rates.
-    """
-
-    name: str | None
-    label: str
-    method: Method
-    config: Any
-    programs: Programs
+    name: str | None  # finds the method again: ``fedper``, ``/path/to/my.py:my_method``; None for an object
+    label: str  # name in tables: the method's name, and the options that distinguish it
+    method: Method  # the method
+    config: Any  # its options
+    programs: Programs  # its compiled programs, shared by runs with other seeds or other rates
 
     @property
     def algorithm(self) -> Algorithm:

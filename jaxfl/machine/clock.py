@@ -13,27 +13,17 @@ from jaxfl.errors import JaxflError, nearest
 
 
 class Device(NamedTuple):
-    """The device of a client, or with arrays those of several.
+    """The device of a client, or with arrays those of several."""
 
-    Args:
-      flops_per_s: floating-point operations per second that training reaches.
-      bytes_per_s: bytes per second of its connection, the same up and down.
-    """
-
-    flops_per_s: Any
-    bytes_per_s: Any
+    flops_per_s: Any  # floating-point operations per second that training reaches
+    bytes_per_s: Any  # bytes per second of its connection, the same up and down
 
 
 class Deadline(NamedTuple):
-    """The time that the server waits for clients.
+    """The time that the server waits for clients."""
 
-    Args:
-      seconds: seconds of waiting in every round.
-      devices: those of the clients, per group with leaves (n_g,).
-    """
-
-    seconds: float
-    devices: tuple[Device, ...]
+    seconds: float  # seconds of waiting in every round
+    devices: tuple[Device, ...]  # those of the clients, per group with leaves (n_g,)
 
 
 def profile(texts: Sequence[str], architectures: Mapping[str, Collection[str]]) -> dict[str, Device] | None:

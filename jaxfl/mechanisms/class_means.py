@@ -22,15 +22,10 @@ from jaxfl.tasks import require_classes
 
 
 class ClassMeans(NamedTuple):
-    """Class means, and the number of rows of each.
+    """Class means, and the number of rows of each."""
 
-    Args:
-      z: (C, d), mean features; 0 for a class without rows.
-      n: (C,) float, number of rows.
-    """
-
-    z: jax.Array
-    n: jax.Array
+    z: jax.Array  # (C, d), mean features; 0 for a class without rows
+    n: jax.Array  # (C,) float, number of rows
 
     @property
     def known(self) -> jax.Array:

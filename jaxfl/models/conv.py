@@ -22,15 +22,10 @@ IMAGES = "BHWC"
 
 
 class Convolution(NamedTuple):
-    """An implementation of the convolution.
+    """An implementation of the convolution."""
 
-    Attributes:
-      axes: order of the axes of maps.
-      apply: `(maps, kernel, stride) -> maps` without padding; see `conv`.
-    """
-
-    axes: str
-    apply: Callable
+    axes: str  # order of the axes of maps
+    apply: Callable  # `(maps, kernel, stride) -> maps` without padding; see `conv`
 
 
 # ---- implementations

@@ -15,17 +15,11 @@ from jaxfl.models.model import PRODUCTS, Model
 
 
 class Hypernetwork(nn.Module):
-    """A network from a vector (d,) to the parameters of a model.
+    """A network from a vector (d,) to the parameters of a model."""
 
-    Attributes:
-      model: model whose parameters it generates.
-      hidden: units of a hidden layer.
-      depth: number of hidden layers after the first.
-    """
-
-    model: Model
-    hidden: int = 100
-    depth: int = 3
+    model: Model  # model whose parameters it generates
+    hidden: int = 100  # units of a hidden layer
+    depth: int = 3  # number of hidden layers after the first
 
     @nn.compact
     def __call__(self, v: jax.Array) -> Any:

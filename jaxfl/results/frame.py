@@ -25,27 +25,16 @@ Draw = tuple[int, int]  # a run's seed and partition seed
 
 
 class Entry(NamedTuple):
-    """A finished run, an entry of the frame.
+    """A finished run, an entry of the frame."""
 
-    Args:
-      method: label in a report; in a study the method as its file names it.
-      setting: values along the axes of a study; nothing in a report.
-      draw: seed and partition seed.
-      result: the content of result.json, with the accuracies of a selected evaluation.
-      metrics: that of metrics.jsonl.
-      untrained: ids of clients that are scored but have a loss in no round, and how many clients are scored.
-      sums: checksums of the data set and of the partition, see `jaxfl.folder.store.checksums`.
-      folder: where it is.
-    """
-
-    method: str
-    setting: Setting
-    draw: Draw
-    result: Result
-    metrics: list[Round]
-    untrained: tuple[list[int], int]
-    sums: tuple[Any, Any]
-    folder: Path
+    method: str  # label in a report; in a study the method as its file names it
+    setting: Setting  # values along the axes of a study; nothing in a report
+    draw: Draw  # seed and partition seed
+    result: Result  # the content of result.json, with the accuracies of a selected evaluation
+    metrics: list[Round]  # that of metrics.jsonl
+    untrained: tuple[list[int], int]  # ids of clients with a score but no loss, and how many have a score
+    sums: tuple[Any, Any]  # checksums of data set and partition, see `jaxfl.folder.store.checksums`
+    folder: Path  # where it is
 
 
 Frame = Sequence[Entry]

@@ -20,31 +20,18 @@ CONFUSION = "confusion"  # of all clients' rows: a matrix, which has no column
 
 
 class Measure(NamedTuple):
-    """A column by which results are compared.
+    """A column by which results are compared."""
 
-    Args:
-      name: its name in `--show` and in studies.
-      title: its name in words, with its unit.
-      paths: where results have it, entry by entry; of several the sum.
-      better: returns the best of some values; None if none is best.
-      percent: whether it is a share, shown in percent.
-      unit: what any other value is divided by.
-      absent: its value where a result has none.
-      missing: why a run may have no value, and what to do, for a note.
-      note: what it is, for a note, if the title does not say that.
-      goal: the target until which it counts, in words; runs that miss it have no value.
-    """
-
-    name: str
-    title: str
-    paths: Sequence[tuple]
-    better: Callable[..., float] | None = None
-    percent: bool = False
-    unit: float = 1
-    absent: float = math.nan
-    missing: str = ""
-    note: str = ""
-    goal: str = ""
+    name: str  # its name in `--show` and in studies
+    title: str  # its name in words, with its unit
+    paths: Sequence[tuple]  # where results have it, entry by entry; of several the sum
+    better: Callable[..., float] | None = None  # returns the best of some values; None if none is best
+    percent: bool = False  # whether it is a share, shown in percent
+    unit: float = 1  # what any other value is divided by
+    absent: float = math.nan  # its value where a result has none
+    missing: str = ""  # why a run may have no value, and what to do, for a note
+    note: str = ""  # what it is, for a note, if the title does not say that
+    goal: str = ""  # the target until which it counts, in words; runs that miss it have no value
 
     def value(self, result: Mapping[str, Any]) -> float:
         """Return it for a result, or for a record with scores; NaN if that has none."""

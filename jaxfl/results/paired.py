@@ -27,21 +27,13 @@ CONFIDENCE = 0.95
 
 
 class Difference(NamedTuple):
-    """A mean of paired differences and its interval, in the unit of what is compared; NaN where unknown.
+    """A mean of paired differences and its interval, in the unit of what is compared; NaN where unknown."""
 
-    Args:
-      mean: mean of the differences.
-      low: lower end of the interval.
-      high: upper end of the interval.
-      pairs: number of pairs.
-      of: what a pair is: "seeds", "partitions" or "clients".
-    """
-
-    mean: float
-    low: float
-    high: float
-    pairs: int
-    of: str
+    mean: float  # mean of the differences
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    pairs: int  # number of pairs
+    of: str  # what a pair is: "seeds", "partitions" or "clients"
 
     @property
     def inside(self) -> bool:

@@ -39,23 +39,14 @@ class Round(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A method on its five clients, after a round of all of them.
+    """A method on its five clients, after a round of all of them."""
 
-    Args:
-      variant: the method with its options.
-      algorithm: what the method builds.
-      play: the program ``(key, state, federation, cohort) -> Round``, without a host step.
-      federation: the clients.
-      state: state after that round.
-      stacked: the state's tree, True where a leaf has one entry per client.
-    """
-
-    variant: Variant
-    algorithm: Algorithm
-    play: Program
+    variant: Variant  # the method with its options
+    algorithm: Algorithm  # what the method builds
+    play: Program  # the program ``(key, state, federation, cohort) -> Round``, without a host step
     federation: Federation
-    state: Any
-    stacked: Any
+    state: Any  # state after that round
+    stacked: Any  # the state's tree, True where a leaf has one entry per client
 
 
 def begin(variant: Variant) -> Trial:

@@ -39,21 +39,13 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The network of a client.
+    """The network of a client."""
 
-    Args:
-      client: its id.
-      group: number of its architecture.
-      position: the client's within the group.
-      blocks: blocks of the architecture.
-      weights: weights of the client.
-    """
-
-    client: int
-    group: int
-    position: int
-    blocks: tuple[Block, ...]
-    weights: Weights
+    client: int  # its id
+    group: int  # number of its architecture
+    position: int  # the client's within the group
+    blocks: tuple[Block, ...]  # blocks of the architecture
+    weights: Weights  # weights of the client
 
     @property
     def size(self) -> int:

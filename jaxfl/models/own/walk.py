@@ -121,19 +121,12 @@ def _level():
 
 
 class Call(NamedTuple):
-    """A call of a layer.
+    """A call of a layer."""
 
-    Attributes:
-      layer: name of the layer.
-      kind: name of its class.
-      input: shape and dtype of its input; None where that is not one array.
-      output: shapes and dtypes of its output.
-    """
-
-    layer: str
-    kind: str
-    input: Any
-    output: Any
+    layer: str  # name of the layer
+    kind: str  # name of its class
+    input: Any  # shape and dtype of its input; None where that is not one array
+    output: Any  # shapes and dtypes of its output
 
 
 @functools.cache
