@@ -48,11 +48,7 @@ def elsewhere(name: str, known: Collection[str]) -> str | None:
 def read_options(whose: str, known: Mapping[str, Option], asked: Asked, mark: str = "--") -> dict[str, Any]:
     """Return the values that are asked for, by name.
 
-    Args:
-      whose: owner of the options, for the messages.
-      known: its options.
-      asked: what is written for some of them.
-      mark: what an option's name begins with in messages: as a flag by default.
+    `whose` options they are says the message, with `mark` before their names: as flags by default.
 
     Raises:
       JaxflError: if there is no such option, or its value has another type or is out of range.

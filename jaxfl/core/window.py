@@ -49,12 +49,9 @@ def on_host(federation: Federation) -> Federation:
 
 
 def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> Window:
-    """Return the window of a cohort; cohorts of one size have windows of one shape.
+    """Return the window of a round's cohort, with one of `STRANGERS`, in a federation `on_host`.
 
-    Args:
-      federation: all clients, `on_host`.
-      cohort: of one round.
-      stranger: which of `STRANGERS` is the first client.
+    Cohorts of one size have windows of one shape.
     """
 
     def of_group(group: Client, slots: Slots):

@@ -30,14 +30,10 @@ CARD = "README.md"
 def export(
     models: Models, folder: Path, clients: Sequence[int] | int | None, own: Callable[[int], np.ndarray]
 ) -> list[Path]:
-    """Write the models that clients of a run deploy.
+    """Write the models that clients of a run deploy, by default of all.
 
-    Args:
-      models: the run's models.
-      folder: new or empty folder. It gets a card, and a file for each client, or one for all that share a
-        model and number their classes alike.
-      clients: ids of the clients; None for all.
-      own: returns some images of a client, as it sees them.
+    The folder gets a card, and a file for each client, or one for all that share a model and number their
+    classes alike. `own` returns some images of a client, as it sees them.
 
     Returns:
       The paths of the files.

@@ -112,15 +112,7 @@ class Models(Sequence[Deployed]):
 def opened(
     folder: Path, variant: Variant | None, changed_code: bool, data: bool, rounds: int | None = None
 ) -> Opened:
-    """Read a run's checkpoint.
-
-    Args:
-      folder: the run's folder.
-      variant: its method if that is an object; by default it is found again.
-      changed_code: whether the user's own files may have changed.
-      data: whether to read the data set.
-      rounds: number of rounds done; by default those of the newest checkpoint.
-    """
+    """Read a run's checkpoint."""
     config, metrics = store.read_config(folder), store.read_metrics(folder)
     then = code.latest(folder, config, metrics)
     if not changed_code:

@@ -76,10 +76,7 @@ def absolute(setup: Setup) -> Setup:
 def restore(folder: Path, config: Config, changed_code: bool = False) -> tuple[Setup, Variant]:
     """Restore the setup and the variant that a run's configuration describes.
 
-    Args:
-      folder: the run's folder.
-      config: its configuration.
-      changed_code: whether to use the user's own files where they are now, if they have moved with the run.
+    The user's own files that have moved with the run are used only if code may have changed.
 
     Raises:
       JaxflError: if they cannot be found again, or their code is in the run folder, which is only data.

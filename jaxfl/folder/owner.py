@@ -29,8 +29,7 @@ _taken: dict[Path, os.stat_result] = {}  # the locked files, by folder, in all p
 def owned(folder: Path) -> Iterator[None]:
     """Own a run folder within the block; make it if needed, and remove it again if it stays empty.
 
-    Args:
-      folder: folder of a run, or for a new one; an enclosing block may own it already.
+    An enclosing block may own it already.
 
     Raises:
       JaxflError: if another process owns it, or it cannot be written.

@@ -40,12 +40,7 @@ class Hypernetwork(nn.Module):
 
 
 def generating(psi: dict, params: dict) -> dict:
-    """Return hypernetwork parameters that initially generate `params` from every vector.
-
-    Args:
-      psi: parameters of the `Hypernetwork`.
-      params: parameters of some blocks of its model.
-    """
+    """Return the parameters of a `Hypernetwork` that initially generate `params` from every vector."""
     leaves = jax.tree.leaves_with_path(params)
     constant = {
         _map(path): {"kernel": jnp.zeros_like(psi[_map(path)]["kernel"]), "bias": jnp.ravel(leaf)}

@@ -41,13 +41,7 @@ class Outline(NamedTuple):
 
 @functools.cache
 def outline(module: nn.Module, shape: tuple[int, ...], dtype: jnp.dtype) -> Outline:
-    """Trace a block once for all models that have it.
-
-    Args:
-      module: module of the block.
-      shape: shape of one example that it takes.
-      dtype: of what it takes, JAX's default float dtype or int32.
-    """
+    """Trace a block once for all models that have it."""
     x = jax.ShapeDtypeStruct((1, *shape), dtype)
     call = functools.partial(module.apply, train=False, mask=None, mutable=["intermediates"])
     start = functools.partial(module.lazy_init, train=False, mask=None)
@@ -64,10 +58,7 @@ def runs(
 ) -> list[list[int]]:
     """Divide the places of blocks, in order, into runs to loop over; most blocks stand alone.
 
-    Args:
-      modules: modules of the blocks.
-      shapes: input shape of each block, for one example.
-      apart: key of each block; blocks share a run only if their keys are equal.
+    Blocks share a run only if their modules, input shapes (for one example) and keys `apart` are equal.
     """
 
     def likeness(i: int):

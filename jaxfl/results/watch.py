@@ -79,12 +79,7 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
 
     A run has ended when no process is working on it, a comparison when its folder says so (a table may be a
     report's). A folder of other runs never ends, because others may begin in it. If a terminal is too low,
-    ended runs are left out first.
-
-    Args:
-      folders: folders of runs, or with runs somewhere below them.
-      out: the terminal. Anything else gets the table once.
-      clock: seconds since the epoch.
+    ended runs are left out first; anything else gets the table once.
 
     Raises:
       JaxflError: if a folder holds no run.

@@ -36,12 +36,7 @@ from jaxfl.tasks import require_classes
 
 
 def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
-    """Return the job of one run, or of several that are one program.
-
-    Args:
-      runs: method and setup of each; they differ only in their seeds and rates.
-      federation: from `prepare` with their setup.
-    """
+    """Return the job of one run, or of several that differ only in their seeds and rates: one program."""
     variant, setup = runs[0]
     cohorts = [_cohorts(setup, federation) for _, setup in runs]
     return Job(

@@ -72,11 +72,8 @@ def started(
 ) -> tuple[Federation, tuple[str, ...]]:
     """Return the federation with the initial weights of `--init-from` or `--initial`.
 
-    Args:
-      federation: the run's clients.
-      setup: the run's options.
-      saved: folder of a run that began with these weights and keeps them.
-      observer: is told which architecture starts from where, and which blocks start fresh.
+    The run `saved` began with these weights and keeps them. Otherwise the observer is told which architecture
+    starts from where, and which blocks start fresh.
 
     Returns:
       The federation, and the sentences for the observer.

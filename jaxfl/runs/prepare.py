@@ -70,10 +70,7 @@ class Data(NamedTuple):
 def prepare(setup: Setup, saved: Path | None = None, source: Source | None = None) -> Data:
     """Load the data, divide them and put them on the device.
 
-    Args:
-      setup: the options.
-      saved: folder of a run whose partition and links are used instead of drawing them.
-      source: the data to use instead of loading them.
+    Partition and links of the run `saved` are used instead of drawing them.
 
     Raises:
       JaxflError: if something does not fit or is not available, or the run was computed on other images.
@@ -219,9 +216,7 @@ def _numbers(classes: str | None) -> list[int] | None:
 def share_out(setup: Setup, largest: int) -> tuple[int, int]:
     """Return how many clients train at once on a device, and how many devices share them.
 
-    Args:
-      setup: the options, which may say so; else this machine does.
-      largest: number of clients of the largest group.
+    The setup may say so; else this machine does, by the clients of the largest group.
     """
     at_once = setup.machine.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
     active = math.ceil(largest * setup.run.participation - 1e-9)

@@ -22,28 +22,16 @@ EXAMPLES = 13  # batch of the watched network: an axis of this length is the bat
 
 
 class Network:
-    """A module of some library; hashable. Its weights are flat here: {path: leaf}.
+    """A module of some library; hashable. Its weights are flat here: {path: leaf}."""
 
-    Attributes:
-      shape: (H, W, C) of an image, or (T,) of tokens.
-      batched: whether the module is called with a batch, not with one example.
-    """
-
-    shape: tuple[int, ...]
-    batched = True
-
-    @property
-    def kind(self) -> type:
-        """Class of the module."""
-        raise NotImplementedError
-
-    def draw(self, key: jax.Array) -> Weights:
-        """Draw initial weights."""
-        raise NotImplementedError
-
-    def given(self, *trained: Any) -> Weights:
-        """Return the flat weights of a network trained elsewhere, given in its library's form."""
-        raise NotImplementedError
+    kind: Any  # class of the module
+    shape: tuple[int, ...]  # (H, W, C) of an image, or (T,) of tokens
+    batched = True  # whether the module is called with a batch, not with one example
+    draw: Callable[[jax.Array], Weights]  # draws initial weights by a key
+    given: Callable[..., Weights]  # the flat weights of a network trained elsewhere, in its library's form
+    # ``(weights, x, walk, *, train, key, mask)`` calls the module under `Walk.through`, for its output and
+    # statistics.
+    run: Callable[..., tuple[jax.Array, dict]]
 
     def inward(self, x: jax.Array) -> jax.Array:
         """Convert maps (B, H, W, C), or any other array, to the module's form."""
@@ -52,10 +40,6 @@ class Network:
     def outward(self, y: jax.Array) -> jax.Array:
         """Invert `inward`."""
         return y
-
-    def run(self, weights: Weights, x, walk: "Walk", *, train: bool, key, mask) -> tuple[jax.Array, dict]:
-        """Call the module under `walk.through`; return its output and all statistics."""
-        raise NotImplementedError
 
 
 class _End(Exception):
