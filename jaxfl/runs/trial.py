@@ -94,11 +94,11 @@ def clients() -> Federation:
 
 
 def cohort(federation: Federation, ids: Iterable[int], places: int = 0) -> Cohort:
-    """Return the last round's cohort of these client ids, in this order, with `places` more empty places."""
+    """Return the last round's cohort of these ids, in this order, with an empty place and `places` more."""
 
     def slots(group):
         position = {int(i): place for place, i in enumerate(np.asarray(group.id))}
-        present, room = [position[i] for i in ids if i in position], len(group.id) + places
+        present, room = [position[i] for i in ids if i in position], len(group.id) + 1 + places
         index = present + [len(group.id)] * (room - len(present))
         return Slots(np.array(index, np.int32), np.arange(room) < len(present))
 

@@ -52,7 +52,7 @@ def toy(dataset, tmp_path_factory):
     path.write_text(TEXT.format(dataset=dataset[1]))
     found = study.read(path)
     said = []
-    with drawing():
+    with drawing("study.png"):
         _, failures = study.run(
             found, path.parent / "whole", terms=Terms(observer=Observer(warned=said.append))
         )
@@ -147,8 +147,7 @@ def test_what_is_shown_may_be_several_things(toy, columns):
         sent = (run.result["bytes_up"] + run.result["bytes_down"]) / 1e6
         wanted = 100 * run.result["accuracy"]["mean"] if title.startswith("acc") else sent
         assert cells[table.titles.index(column)].mean == pytest.approx(wanted)
-    with drawing():
-        draw_panels(table, "Toy")
+    assert draw_panels(table, "Toy").axes
 
 
 def test_every_run_has_a_row_of_its_own(toy):
@@ -282,14 +281,13 @@ def test_a_comparison_is_divided_by_its_methods(dataset, tmp_path, capsys):
         cli.main([*common, "--part", part])
         return " ".join(capsys.readouterr().out.split())
 
-    with drawing():
-        assert "Not finished, left to other parts: 2 of 3 runs." in said("3/3")
-        assert several_runs.end_of(folder)["failures"] == []
-        _, sentence = refused(capsys, *common, "--part", "2/3")
-        assert "1 of 1 runs have not finished: fedmd: The method needs public images" in sentence
-        assert len(results(folder)) == 1
-        assert "All methods are left to other parts." in said("4/4")
-        assert "Not finished, left to other parts: 1 of 3 runs." in said("1/3")
+    assert "Not finished, left to other parts: 2 of 3 runs." in said("3/3")
+    assert several_runs.end_of(folder)["failures"] == []
+    _, sentence = refused(capsys, *common, "--part", "2/3")
+    assert "1 of 1 runs have not finished: fedmd: The method needs public images" in sentence
+    assert len(results(folder)) == 1
+    assert "All methods are left to other parts." in said("4/4")
+    assert "Not finished, left to other parts: 1 of 3 runs." in said("1/3")
     assert [row["method"] for row in rows(folder, "table.csv")] == ["local", "fedprox"]
 
 
@@ -435,7 +433,7 @@ def test_the_command_prints_the_table_and_what_has_not_finished(toy, tmp_path, c
     _, whole = toy
     words = ["study", str(whole.parent / "toy.toml"), "--run-dir", str(tmp_path / "copy")]
     shutil.copytree(whole, tmp_path / "copy")
-    with drawing():
+    with drawing("study.pdf"):
         said, sentence = refused(capsys, *words, "--part", "1/2", "--pictures", "pdf")
     assert "fedprox mu=0.0" in said and "study.pdf" in said
     failed = "Not all runs of the study have finished: mu=0.0,partition=classes,classes_per_client=99: "

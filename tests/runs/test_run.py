@@ -64,7 +64,7 @@ def compared(dataset, tmp_path_factory):
     def stopped(run, rounds):
         return folder / "stopped" / run.relative_to(folder / "compared") / str(rounds)
 
-    with copied_before_checkpoints(stopped), drawing():
+    with copied_before_checkpoints(stopped), drawing("curves.png"):
         compare(dataset, folder / "compared")
     return folder
 
@@ -322,7 +322,7 @@ def test_pictures_of_a_report_can_be_without_pixels(compared, tmp_path, drawn):
     assert all(path.read_bytes().startswith(b"%PDF") for path in pictures)
 
 
-def test_usual_columns_can_be_left_out(compared, tmp_path, drawn):
+def test_usual_columns_can_be_left_out(compared, tmp_path):
     table = jaxfl.report(compared / "compared", out=tmp_path / "out", hide=["received", "megabytes"])
     assert table.titles == ["accuracy %", "mlp,hidden=3", "mlp,hidden=4"]
     assert not any("received" in note for note in table.notes)
