@@ -99,11 +99,11 @@ def test_what_follows_the_end_of_a_row_has_no_effect(name, every_token):
     if every_token:
         assert (outputs[1][:, 4:] == 0).all()
         outputs[1] = outputs[1][:, :4]
-        other = outputs_of(short, cut, np.int32([[1, 8, 0, 2], [5, 5, 4, 4]]))
+        other = outputs_of(few, cut, np.int32([[1, 8, 0, 2], [5, 5, 4, 4]]))
         np.testing.assert_allclose(other[:, :2], outputs[0][:, :2], rtol=1e-5, atol=1e-6)
         assert np.abs(other[:, 2:] - outputs[0][:, 2:]).min(1).max() > 1e-4
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
-    turned = outputs_of(short, cut, tokens[:, [1, 0, 2, 3]])
+    turned = outputs_of(few, cut, tokens[:, [1, 0, 2, 3]])
     assert np.abs(turned[0] - outputs[0][0]).max() > 1e-4
 
 
