@@ -65,11 +65,7 @@ def read_options(whose: str, known: Mapping[str, Option], asked: Asked, mark: st
 
 
 def require_known(whose: str, known: Collection[str], asked: Collection[str]) -> None:
-    """Refuse an option that is not known.
-
-    Raises:
-      JaxflError: naming the one that may be meant.
-    """
+    """Refuse an option that is not known."""
     for name in asked:
         if name not in known:
             ours = elsewhere(name, known)

@@ -140,11 +140,7 @@ def floats(cls: type) -> list[str]:
 
 
 def _check_declared(cls: type) -> None:
-    """Refuse options whose type does not fit the inherited one, and intervals that cannot be read.
-
-    Raises:
-      JaxflError: naming the class and the option.
-    """
+    """Refuse options whose type does not fit the inherited one, and intervals that cannot be read."""
     for name, option in declared(cls).items():
         for base in cls.__mro__[1:-1]:
             kind = declared(base).get(name, option).type

@@ -77,7 +77,6 @@ def load(path: Path, attribute: str) -> Any:
 
 
 def _executed(path: Path) -> types.ModuleType:
-    """Execute a file and return its module."""
     module_name = f"{USER}{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader  # as for every file that ends in .py

@@ -186,7 +186,6 @@ def _groups(partition: Partition, models: Sequence[tuple[Model, int]], class_cou
 
 
 def _training_rows(groups: Sequence[Client]) -> jax.Array:
-    """Return `training_rows` of a `Federation`."""
     rows = [np.where(group.newcomer, 0, group.size).sum() for group in groups]
     return jax.device_put(np.array(rows, float))
 

@@ -138,11 +138,7 @@ class Drawn(NamedTuple):
 
 
 def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
-    """Raise `JaxflError` if a shift makes no sense for images of a shape (H, W, C).
-
-    Raises:
-      JaxflError: naming the data set `name`.
-    """
+    """Raise `JaxflError` if a shift makes no sense for images of a shape (H, W, C)."""
     for kind in kinds:
         if len(shape) == 1:
             raise JaxflError(f"--shift {kind} changes images, but {name} holds tokens; leave it out.")

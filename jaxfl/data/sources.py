@@ -101,11 +101,7 @@ def column(source: Source, name: str) -> np.ndarray:
 
 
 def require_everywhere(name: str, column: str, values: np.ndarray) -> None:
-    """Refuse words (N,) of which some are empty: rows without a value.
-
-    Raises:
-      JaxflError: saying how many, and the first.
-    """
+    """Refuse words (N,) of which some are empty: rows without a value."""
     if values.dtype.kind in "SU" and (without := np.flatnonzero(values == values.dtype.type())).size:
         raise JaxflError(
             f"{name}: {len(without)} of {len(values)} rows have no {column!r}, the first is row "

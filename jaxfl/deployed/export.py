@@ -71,7 +71,6 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
 
 
 def _about(models: Models, model: Deployed) -> dict[str, str]:
-    """Return a file's metadata: JSON values by name."""
     run = models.opened
     named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     about = {
@@ -226,7 +225,6 @@ def _normalised(model: Deployed) -> str:
 
 
 def _outputs(model: Deployed, dataset: str) -> str:
-    """Return what outputs stand for."""
     mean, std = map(_list, model.target) if model.target else ("", "")
     return model.model.task.says.format(dataset=dataset, mean=mean, std=std)
 

@@ -173,7 +173,6 @@ def _refuse_code_within(folder: Path, config: Config) -> None:
 
 
 def _plain(options: dict[str, Any]) -> dict:
-    """Convert options to JSON values, which `read_options` reads."""
     return {name: _json(value) for name, value in options.items()}
 
 

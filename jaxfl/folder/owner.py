@@ -73,11 +73,7 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 @writes
 def require_owned(folder: Path) -> None:
-    """Refuse to write on in a folder that somebody has removed, and perhaps made anew, within `owned`.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse to write on in a folder that somebody has removed, and perhaps made anew, within `owned`."""
     if not _is_there(folder, _taken[folder]):
         raise JaxflError(
             f"{folder} has been removed while it was run, and perhaps made anew by another process; this one "

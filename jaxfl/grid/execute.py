@@ -120,11 +120,7 @@ def execute(
 
 
 def require_validation(option: str, there: bool) -> None:
-    """Refuse an option that chooses by validation rows if clients have none.
-
-    Raises:
-      JaxflError: naming the option.
-    """
+    """Refuse an option that chooses by validation rows if clients have none."""
     if not there:
         raise JaxflError(f"{option}: {NO_VALIDATION}")
 

@@ -81,11 +81,7 @@ def is_other(run: Path, entry: Planned) -> bool:
 
 
 def require_own(run: Path, entry: Planned) -> None:
-    """Refuse a run that another command has made meanwhile, with other options than planned.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse a run that another command has made meanwhile, with other options than planned."""
     if is_other(run, entry):
         raise JaxflError(
             f"Another command has meanwhile made {run} with other options; repeat this one with another "
@@ -136,11 +132,7 @@ def sentences(planned: Runs, errors: Mapping[Path, JaxflError]) -> list[str]:
 
 
 def check_distinct(variants: Sequence[Variant]) -> None:
-    """Refuse variants that are the same, or whose runs would share a folder.
-
-    Raises:
-      JaxflError: naming the first two such variants.
-    """
+    """Refuse variants that are the same, or whose runs would share a folder."""
     for i, variant in enumerate(variants):
         for other in variants[:i]:
             if (variant.method, variant.config) == (other.method, other.config):

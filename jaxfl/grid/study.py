@@ -166,11 +166,7 @@ def _is_complete(study: Study, frame: Frame, setting: Mapping[str, Any], chosen:
 
 
 def _require_free(folder: Path, places: Collection[Path]) -> None:
-    """Refuse a folder that holds anything, unless the study has begun there.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse a folder that holds anything, unless the study has begun there."""
 
     def is_new():
         begun = store.holds(folder, store.STUDY) or _has_settings(folder)

@@ -341,7 +341,6 @@ class Model:
 
     @functools.cached_property
     def _outlines(self) -> tuple[Outline, ...]:
-        """Outline of each block."""
         shape, found = self.shape, []
         for i, (_, module) in enumerate(self.blocks):
             found.append(outline(module, shape, input_dtype(self.tokens and i == 0)))

@@ -18,7 +18,6 @@ def over_rounds(metrics: list[Round]) -> dict[str, dict[str, np.ndarray] | list]
 
 
 def _together(found: list) -> dict[str, np.ndarray] | list:
-    """Join one finding over all rounds."""
     if not all(of_round is None or _numbers(of_round) for of_round in found):
         return found
     lines = dict.fromkeys(line for of_round in found for line in of_round or {})

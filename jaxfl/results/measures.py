@@ -211,11 +211,7 @@ SHOWN = (*SCORES, PER_CLASS, CONFUSION, *of_cohort(CLASSES), *COSTS)  # on reque
 
 
 def check_columns(show: Sequence[str]) -> None:
-    """Refuse unknown columns.
-
-    Raises:
-      JaxflError: naming the first one, and a similar known one.
-    """
+    """Refuse unknown columns."""
     for name in show:
         if name not in SHOWN:
             raise JaxflError(f"There is no column {name!r}; {nearest(name, SHOWN)}")

@@ -97,7 +97,6 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
 
 
 def _left_out(folders: Sequence[Path]) -> list[str]:
-    """Return a note if some runs in these folders have not finished."""
     unfinished = several_runs.unfinished_in(folders)
     number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
     return [f"Left out: {number} not finished; the first is {unfinished[0]}."] if unfinished else []

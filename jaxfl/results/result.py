@@ -206,7 +206,6 @@ def _bytes(counts, places) -> list[int]:
 
 
 def _plain(leaf):
-    """Convert a finding to JSON values."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _finite(float(leaf)) if leaf.dtype.kind == "f" and leaf.ndim == 0 else leaf.tolist()
     return leaf
@@ -292,7 +291,6 @@ def result(config: Config, metrics: list[Round], compilations: int) -> Result:
 
 
 def _over_rounds(cohorts: list[CohortScores]) -> CohortScores:
-    """Return the scores of rounds' cohorts as means over the rounds that have them."""
     moments: dict[str, list[dict]] = {}
     for of_round in cohorts:
         for moment, scores in cast(dict[str, Any], of_round).items():

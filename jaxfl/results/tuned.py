@@ -24,11 +24,7 @@ def apart(label: str, tune: Sequence[str]) -> tuple[str, str]:
 
 
 def check_tuned(tune: Sequence[str], given: Iterable[str]) -> None:
-    """Refuse to tune an option that is none of those given.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse to tune an option that is none of those given."""
     given = {*given}
     for option in tune:
         if option not in given:

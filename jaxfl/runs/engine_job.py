@@ -55,7 +55,6 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
 
 
 def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
-    """Draw the cohort of every round of a run, with the place of each client: leaves (rounds, k_g)."""
     counts = [len(group.id) for group in federation.groups]
     chosen = setup.run.participation, setup.run.rounds, setup.run.seed
     draw = draw_cohorts if setup.run.sampling == "fixed" else draw_poisson
@@ -167,8 +166,6 @@ def _require_images_to_augment(variant: Variant, source: Source) -> None:
 
 
 def _as_many_as_fit(variant: Variant, setup: Setup, federation: Federation) -> Federation:
-    """Return the federation with as many clients side by side as fit in a device's memory."""
-
     def needed(fewer):
         return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], fewer))))
 

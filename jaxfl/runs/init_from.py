@@ -141,7 +141,6 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _arrays(place: Path) -> dict[str, Arrays]:
-    """Read the arrays of a run or a file, by architecture."""
     try:
         if files.reads(Path.is_dir)(place):
             return by_architecture(final_arrays(place))

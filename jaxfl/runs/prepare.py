@@ -209,7 +209,6 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
 
 
 def _numbers(classes: str | None) -> list[int] | None:
-    """Return the numbers of the classes that are chosen; None for all."""
     return None if classes is None else numbered(classes)
 
 

@@ -75,11 +75,7 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
 
 
 def require_flattening(model: Model) -> None:
-    """Refuse an architecture with a dense block that takes only maps, not the vectors that stitches pass on.
-
-    Raises:
-      JaxflError: naming the block.
-    """
+    """Refuse an architecture with a dense block that takes only maps, not the vectors that stitches pass on."""
     for block in blocks_of(model):
         if block.kind == "conv":
             continue

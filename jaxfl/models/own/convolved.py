@@ -31,7 +31,6 @@ def convolved(f: Callable, *args: Any) -> Any:
 
 
 def _run(jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Compute a traced program, equation by equation."""
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
 
     def value(variable):

@@ -157,7 +157,6 @@ class Equinox(Network):
 
     @functools.cached_property
     def _abstract(self) -> tuple[Any, eqx.nn.State]:
-        """Module and state with shapes for arrays."""
         return eqx.filter_eval_shape(eqx.nn.make_with_state(self.make), jax.random.key(0))
 
 

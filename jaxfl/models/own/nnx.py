@@ -151,7 +151,6 @@ class Nnx(Network):
 
     @functools.cached_property
     def _abstract(self) -> nnx.Module:
-        """The module with shapes for arrays."""
         return nnx.eval_shape(lambda: self.make(nnx.Rngs(jax.random.key(0))))
 
 
