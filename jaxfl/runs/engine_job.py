@@ -55,6 +55,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
 
 
 def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
+    """Draw the cohort of every round of a run, with the place of each client: leaves (rounds, k_g)."""
     counts = [len(group.id) for group in federation.groups]
     chosen = setup.run.participation, setup.run.rounds, setup.run.seed
     draw = draw_cohorts if setup.run.sampling == "fixed" else draw_poisson

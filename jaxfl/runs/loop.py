@@ -217,6 +217,7 @@ def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[Round], stop: int
 
 
 def _record(job: Job, run: Run, new: list[Round]) -> None:
+    """Append new records to the run's metrics, the first with its code and devices if these have changed."""
     require_owned(run.folder)
     if run.done == run.taken_over:
         new[0]["code"] = run.code

@@ -81,7 +81,7 @@ def own_heads(key, federation: fl.Federation, heads: fl.PerGroup) -> fl.PerGroup
 
 
 def check(config: Cooperation, federation: fl.Federation) -> None:
-    """Refuse weights by validation accuracy where no row validates, and heads that class means cannot make."""
+    """Refuse weights by validation accuracy where no row validates, and heads unlike class means."""
     made = len(federation.models) > 1 or config.head_init.startswith("proto")
     for model in federation.models:
         fl.require_plain_head(model)

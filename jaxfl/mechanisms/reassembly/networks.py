@@ -75,7 +75,7 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
 
 
 def require_flattening(model: Model) -> None:
-    """Refuse an architecture with a dense block that takes only maps, not the vectors that stitches pass on."""
+    """Refuse an architecture with a dense block that takes only maps, not the vectors of stitches."""
     for block in blocks_of(model):
         if block.kind == "conv":
             continue
