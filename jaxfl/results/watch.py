@@ -78,8 +78,8 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
     """Show a line per run; on a terminal in place, until all of them have ended.
 
     A run has ended when no process is working on it, a comparison when its folder says so (a table may be a
-    report's). A folder of other runs never ends, because others may begin in it. If a terminal is too low,
-    ended runs are left out first; anything else gets the table once.
+    report's). A folder of other runs never ends, because others may begin in it. Of a low terminal,
+    ended runs are at the end; anything else gets the table once.
 
     Raises:
       JaxflError: if a folder holds no run.
@@ -88,11 +88,11 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
         out.print(_table(folders, clock(), out))
         return
     with Live(
-        _table(folders, clock(), out, fitted=True), console=out, auto_refresh=False, transient=True
+        _table(folders, clock(), out, running_first=True), console=out, auto_refresh=False, transient=True
     ) as live:
         while not all(map(_ended, folders)):
             time.sleep(EVERY)
-            live.update(_table(folders, clock(), out, fitted=True), refresh=True)
+            live.update(_table(folders, clock(), out, running_first=True), refresh=True)
     out.print(_table(folders, clock(), out))
 
 
@@ -155,23 +155,17 @@ def _last_change(run: Path) -> float:
     return max(path.stat().st_mtime for path in files if path.exists())
 
 
-def _table(folders: list[Path], now: float, out: Console, *, fitted: bool = False) -> Group:
-    """Return a line per run, and what is damaged; if `fitted`, only as many ended runs as have room."""
+def _table(folders: list[Path], now: float, out: Console, *, running_first: bool = False) -> Group:
+    """Return a line per run, and what is damaged."""
     found, notes = {}, []
     for run in (run for folder in folders for run in _runs(folder)):
         try:
             found[run] = progress(run)
         except JaxflError as error:  # of this run; the others are shown
             notes.append(str(error))
-    ended, left_out = [run for run, of_run in found.items() if not of_run.owned], 0
-    while True:
-        shown = {run: of_run for run, of_run in found.items() if run not in ended[:left_out]}
-        more = [f"{left_out} more have ended."] if left_out else []
-        drawn = Group(_of_runs(shown, now, out.width), *map(Text, more + notes))
-        excess = len(out.render_lines(drawn)) - out.height + 1 if fitted else 0
-        if excess <= 0 or left_out == len(ended):
-            return drawn
-        left_out = min(len(ended), left_out + -(-excess // 3))  # a line of the table may be three
+    if running_first:
+        found = dict(sorted(found.items(), key=lambda of_run: not of_run[1].owned))
+    return Group(_of_runs(found, now, out.width), *map(Text, notes))
 
 
 WIDE = 76  # columns of a terminal in which everything fits
