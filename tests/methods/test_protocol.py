@@ -32,13 +32,12 @@ from jaxfl.folder.variant import choose
 from jaxfl.registry import METHODS
 from jaxfl.runs import promises
 from jaxfl.runs.trial import Trial, rates, whole_round, with_rates
-from methods.cases import CASES, Case, short
+from methods.cases import CASES, Case, keeps_apart, short
 from methods.rounds import alike, billed, federated, initial, mlp
 
 OPTIONS = {"epochs": 2, "batch_size": 3}
 TOLERANCE = 1e-6  # absolute and relative, where the order of sums changes
 ROUNDS = 3
-LONG = pytest.mark.long
 EVERYONE = range(5)  # clients 0, 1 and 2 of the first group, 3 and 4 of the second, where there are two
 SOME = (1, 0, 3)
 ONLY_SMALLER = (0, 1, 2)
@@ -74,25 +73,19 @@ class Played(NamedTuple):
     stacked: Any  # the state's tree, the number of a leaf's axes with one entry per client
 
 
-TWO = tiny_models()  # architectures, of three and two clients
-ONE = ((tiny_cnn("cnn"), 5),)
-
-
-def keeps_apart(name):
-    """Return whether a method keeps architectures apart: its comparison with its reference has only one.
-
-    FedAvg stands for them on two. In FedAMP, what pairs of clients share is not what pairs of all would.
-    """
-    comparisons = CASES[name].comparisons.values()
-    return name not in ("fedavg", "fedamp") and any(len(first.models) == 1 for first in [*comparisons][:1])
+APART, TOGETHER = ((tiny_cnn("cnn"), 5),), tiny_models()
+AMONG_PAIRS = ("fedamp", "fedfomo")  # what pairs of an architecture's clients share is not that of all pairs
 
 
 def rows_of(name):
-    """Return the row of a method on clients of two architectures; of one it takes half of the time."""
-    of_two = pytest.param((name, TWO), id=name)
-    if not keeps_apart(name):
-        return [of_two]
-    return [pytest.param((name, ONE), id=name), pytest.param((name, TWO), id=f"{name} of two", marks=LONG)]
+    """Return the row of a method: on two architectures, or on one, in half of the time, where that is enough.
+
+    FedAvg stands on two for those that keep architectures apart.
+    """
+    if not keeps_apart(name) or name in ("fedavg", *AMONG_PAIRS):
+        return [pytest.param((name, TOGETHER), id=name)]
+    of_two = pytest.param((name, TOGETHER), id=f"{name} of two", marks=pytest.mark.long)
+    return [pytest.param((name, APART), id=name), of_two]
 
 
 @pytest.fixture(scope="module", params=[row for name in METHODS for row in rows_of(name)])
@@ -301,7 +294,7 @@ def test_methods_that_score_on_validation_rows_refuse_clients_without(name):
 
 @pytest.mark.parametrize("name", [name if name in STEPPING else long(name) for name in METHODS])
 def test_epochs_are_not_read_where_steps_are_given(name, monkeypatch):
-    method, federation = METHODS[name], federated(*TWO, validates=True)
+    method, federation = METHODS[name], federated(*TOGETHER, validates=True)
     monkeypatch.setattr(method.config, "epochs", "none")  # as the default: others are refused with steps
     config = method.config(**OPTIONS | CASES[name].short | {"epochs": "none", "steps": 2})
     algorithm, everyone = method.build(config), cohort(federation, EVERYONE)
@@ -407,7 +400,7 @@ def assert_alike(actual, expected):
 
 def test_memory_that_stays_on_the_server_is_not_counted_as_sent():
     """An optimiser's moments are such memory."""
-    federation = federated(*TWO, validates=True)
+    federation = federated(*TOGETHER, validates=True)
     _, down, *_ = billed("fedavg", federation, SOME, server_optimizer="adam", **OPTIONS)
     plain = billed("fedavg", federation, SOME, **OPTIONS)
     assert_same(down, plain[1])
