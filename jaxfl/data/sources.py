@@ -222,15 +222,6 @@ def from_arrays(
         raise JaxflError(f"{name}: columns of a Source must be a dict of arrays by name, not {columns!r}.")
     if numbers is None:
         numbers = np.arange(len(labels))
-    numbers = _array(name, "numbers", numbers)
-    if (
-        numbers.dtype.kind not in "iu"
-        or numbers.shape != labels.shape[:1]
-        or len(np.unique(numbers)) < len(labels)
-    ):
-        raise JaxflError(
-            f"{name}: numbers of a Source must hold a whole number for each of {len(labels)} rows, each once."
-        )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
     came_from = numbers[order]

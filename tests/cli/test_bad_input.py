@@ -702,7 +702,6 @@ def test_python_refuses_the_same(folder, method, options, sentence):
         ),
         (lambda: jaxfl.load("run", changed_code="no"), "jaxfl.load: --changed-code must be true or false"),
         (lambda: jaxfl.compare("fedper", changed_code="no"), "--changed-code must be true or false"),
-        (lambda: jaxfl.run("fedper", quiet="no"), "quiet must be True or False, not 'no'"),
         (lambda: jaxfl.run("fedper", run_dir="a\0b"), "is not the name of a folder or file"),
         (lambda: jaxfl.run("fedper", run_dir=""), "'' is not the name of a folder or file"),
         (
