@@ -968,7 +968,7 @@ def test_users_of_the_test_part_never_train(tmp_path, capsys):
     rows = run.partition.test[3]
     right = run.models[3].predict(run.source.images[rows]) == run.source.labels[rows]
     assert [right.mean()] == last["newcomers"]["received"]["per_client"]
-    cli.main(["run", "fedavg", *options[:-2], "--test", "own", "--run-dir", str(tmp_path / "own")])
+    cli.main(["partition", *users(tmp_path), "--test", "own", "--run-dir", str(tmp_path / "own")])
     assert "they train on 9 of the data's own test rows" in " ".join(capsys.readouterr().out.split())
 
 
