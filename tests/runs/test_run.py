@@ -755,8 +755,9 @@ def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
     assert files() == before
 
 
+@drawing("findings.png", "assembled.png")
 @pytest.mark.parametrize("method", ["draftfed", long("pfedclub")])
-def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
+def test_methods_with_public_images_resume(dataset, tmp_path, method):
     """Methods resume to the same bits, also pFedClub, whose server assembles teachers between rounds."""
     original, folder = tmp_path / "original", tmp_path / "stopped"
     models = ["--models", "mlp,hidden=3", "mcmahan,width=0.06"]
@@ -775,8 +776,9 @@ def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
+@drawing("topology.png")
 @pytest.mark.long
-def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path):
+def test_a_run_keeps_its_links_when_their_file_changes(dataset, tmp_path):
     edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
@@ -840,7 +842,8 @@ def test_a_resume_computes_on_this_machine_as_the_run_did(dataset, tmp_path, mon
     assert used == [(1, 1, "auto"), (2, 2, "patches"), (2, 2, "patches")]
 
 
-def test_every_checkpoint_has_its_matrices(drawn, dataset, tmp_path, monkeypatch):
+@drawing("matrices.png")
+def test_every_checkpoint_has_its_matrices(dataset, tmp_path, monkeypatch):
     """Every checkpoint has its matrices, even if the run stops right after the last one."""
     save, folder = checkpoint.save, tmp_path / "mnfl"
 
