@@ -1,22 +1,4 @@
-"""Run folders, each of which holds all that a report or a resume needs.
-
-Its files are
-
-    config.json      options, models, versions, device, fingerprints of the code
-    code/round-1/    the user's own source files, read and never executed; code/round-7/ if others took over
-                     at that round
-    partition.npz    the rows of each client; clients.csv, partition.png: the same for people
-    topology.txt     the edges between clients, for methods without a server
-    initial.npz      initial weights, if they were given
-    metrics.jsonl    one object per round, flushed
-    checkpoints/     one folder per checkpoint, named by the rounds done
-    matrices/        an .npz per checkpoint, for methods that know about pairs of clients
-    embeddings/      the same for methods that describe clients by vectors
-    result.json      the summary, once the run has ended
-    owner.json       the process that runs it, while there is one; owner.lock is locked by it
-    curves.png, loss.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the
-                     method's own pictures
-    tensorboard/, wandb/  logs, if asked for
+"""Run folders, each of which holds all that a report or a resume needs: docs/run-folder.md lists the files.
 
 A process may be killed at any moment. So what a resume reads is written as NAME.part and moved to its place
 when complete, except metrics.jsonl, whose lines are read up to the first incomplete one. Of several processes
