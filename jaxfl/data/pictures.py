@@ -35,9 +35,7 @@ def name_classes(axis, names: Sequence[str]) -> None:
 def draw_seen(images: np.ndarray, title: str) -> Figure:
     """Draw a few images as each of a few clients sees them, a line for every client.
 
-    Args:
-      images: (clients, k, H, W, C) floats; three channels are drawn in colour, else only the first.
-      title: title of the figure.
+    The images are (clients, k, H, W, C) floats; three channels are drawn in colour, else only the first.
     """
     clients, k = images.shape[:2]
     low, high = images.min(), images.max()

@@ -126,9 +126,7 @@ def draw_confusion(
 ) -> Figure | None:
     """Draw the share of each class's rows (a line) that models take for a class (a column); None without any.
 
-    Args:
-      matrices: by label (C, C + 1), numbers of rows, in the last column of those taken for no class.
-      class_names: the classes in words, if they have names.
+    Matrices are by label (C, C + 1), numbers of rows, in the last column of those taken for no class.
     """
     if not matrices:
         return None

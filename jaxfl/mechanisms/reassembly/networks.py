@@ -151,11 +151,7 @@ class Look(NamedTuple):
 def look(weights: PerGroup, federation: Federation, cohort: Cohort, some) -> dict[int, Look]:
     """Return the outputs of a cohort's networks on the public images, by client id.
 
-    Args:
-      weights: (n_g, ...) per group.
-      federation: clients and images.
-      cohort: the clients whose networks run.
-      some: (n,) int32, numbers of the public images whose activations are wanted.
+    Weights are (n_g, ...) per group; activations are those on `some` (n,) int32 of the images.
     """
     seen, operations = jax.device_get(_look(weights, federation, cohort, some))
     flops.add(operations)

@@ -89,16 +89,10 @@ def take_apart(
     federation: Federation,
     cohort: Cohort,
 ) -> Server:
-    """Run clients' models on the public images and group their blocks.
+    """Run clients' models (n_g, ...) on the public images and group their blocks.
 
-    Args:
-      key: key of this step.
-      options: the method's options, with their rates.
-      trains: which parts of assembled networks learn.
-      weights: the clients' models (n_g, ...).
-      known: (n_g,) bool, clients whose models the server has seen before.
-      federation: clients and public images.
-      cohort: the round's cohort.
+    The server has seen models of the clients `known` (n_g,) bool before. `trains` says which parts of
+    assembled networks learn.
     """
     if crowded():
         jax.clear_caches()  # of all rounds so far; what is used again is compiled again
