@@ -75,11 +75,11 @@ class Progress(NamedTuple):
 
 
 def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.time) -> None:
-    """Show a line per run; on a terminal in place, until all of them have ended.
+    """Show a line per run; on a terminal in place, first what goes on, until all of them have ended.
 
     A run has ended when no process is working on it, a comparison when its folder says so (a table may be a
-    report's). A folder of other runs never ends, because others may begin in it. Of a low terminal,
-    ended runs are at the end; anything else gets the table once.
+    report's). A folder of other runs never ends, because others may begin in it. Anything but a terminal gets
+    the table once.
 
     Raises:
       JaxflError: if a folder holds no run.

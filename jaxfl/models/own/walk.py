@@ -29,9 +29,7 @@ class Network:
     batched = True  # whether the module is called with a batch, not with one example
     draw: Callable[[jax.Array], Weights]  # draws initial weights by a key
     given: Callable[..., Weights]  # the flat weights of a network trained elsewhere, in its library's form
-    # ``(weights, x, walk, *, train, key, mask)`` calls the module under `Walk.through`, for its output and
-    # statistics.
-    run: Callable[..., tuple[jax.Array, dict]]
+    run: Callable[..., tuple]  # ``(weights, x, walk, *, train, key, mask)``, its output and all statistics
 
     def inward(self, x: jax.Array) -> jax.Array:
         """Convert maps (B, H, W, C), or any other array, to the module's form."""
