@@ -23,23 +23,16 @@ LISTS = "rows", "validation_rows", "test_rows"  # a client's lists of rows
 
 
 class Window(NamedTuple):
-    """The clients of a cohort as a federation.
-
-    Args:
-      federation: w_g = 1 + k_g clients per group: the stranger, then one for each place, in the order of
-        clients. An empty place has the group's last client, who is not `real`. The only images are theirs and
-        the public ones; row numbers refer to these.
-      cohort: the same, in the same places.
-      rows: per group (k_g,) int, positions of these clients in the group of the whole federation.
-      real: per group (k_g,) bool, False after the clients of the cohort.
-      stranger: the value of all the stranger's entries, one of `STRANGERS`.
-    """
+    """The clients of a cohort as a federation."""
 
     federation: Federation
-    cohort: Cohort
-    rows: PerGroup
-    real: PerGroup
-    stranger: int
+    """w_g = 1 + k_g clients per group: the stranger, then one for each place, in the order of clients. An
+    empty place has the group's last client, who is not `real`. The only images are theirs and the public
+    ones; row numbers refer to these."""
+    cohort: Cohort  # the same, in the same places
+    rows: PerGroup  # per group (k_g,) int, positions of these clients in the group of the whole federation
+    real: PerGroup  # per group (k_g,) bool, False after the clients of the cohort
+    stranger: int  # the value of all the stranger's entries, one of `STRANGERS`
 
 
 def on_host(federation: Federation) -> Federation:

@@ -41,15 +41,11 @@ Errors = dict[Path, JaxflError]  # of runs that do not finish, by folder
 
 
 class Watched(NamedTuple):
-    """Whom runs in progress tell what happens.
-
-    Args:
-      watch: called with a run's folder and its new metrics, with ``kept=True`` for one that had finished.
-      observer: callbacks for progress reports.
-    """
+    """Whom runs in progress tell what happens."""
 
     watch: Callable[..., None]
-    observer: Observer
+    """Gets a run's folder and its new metrics, with ``kept=True`` if it had finished."""
+    observer: Observer  # callbacks for progress reports
 
 
 def execute(

@@ -21,19 +21,13 @@ MOST_RUNS = 100_000  # of a comparison: a larger number is a slip
 
 
 class Planned(NamedTuple):
-    """A run to start or continue.
-
-    Args:
-      variant: the method.
-      setup: the run's options.
-      done: number of rounds after which it continues; 0 for a new run.
-      further: whether it goes on to all of its rounds although a target, or patience, has ended it.
-    """
+    """A run to start or continue."""
 
     variant: Variant
-    setup: Setup
-    done: int = 0
+    setup: Setup  # the run's options
+    done: int = 0  # number of rounds after which it continues; 0 for a new run
     further: bool = False
+    """Whether it goes on to its last round, past a target, or patience, that has ended it."""
 
 
 Runs = dict[Path, Planned]  # by folder

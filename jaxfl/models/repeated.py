@@ -23,20 +23,14 @@ LONGEST = 8  # extending blocks; every one computes with the channels of the las
 
 
 class Outline(NamedTuple):
-    """Shapes of a block's variables and output, and its number of taps.
+    """Shapes of a block's variables and output, and its number of taps."""
 
-    Attributes:
-      variables: shapes and dtypes of its parameters and statistics, in Flax's form.
-      output: shape of its output for one example.
-      convolution_count: number of its taps.
-      needs_two_rows: whether it cannot train on a batch of one row, see `jaxfl.models.norms`. A block with
-        statistics, but without a BatchNorm of Flax or Equinox, is taken to need two.
-    """
-
-    variables: dict
-    output: tuple[int, ...]
-    convolution_count: int
+    variables: dict  # shapes and dtypes of its parameters and statistics, in Flax's form
+    output: tuple[int, ...]  # shape of its output for one example
+    convolution_count: int  # number of its taps
     needs_two_rows: bool
+    """Whether it cannot train on a batch of one row, see `jaxfl.models.norms`. A block with statistics, but
+    without a BatchNorm of Flax or Equinox, is taken to need two."""
 
 
 @functools.cache

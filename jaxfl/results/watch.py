@@ -25,37 +25,21 @@ PATIENCE = 60.0  # seconds without news that are normal: a program may be compil
 
 
 class Progress(NamedTuple):
-    """The progress of a run.
+    """The progress of a run."""
 
-    Args:
-      label: label of its method.
-      seed: seed of the run.
-      rounds: number of rounds done and planned.
-      score: mean over clients at the last evaluation, an accuracy in percent, another score with its title;
-        "-" before the first one.
-      loss: loss of the last round, None before the first one or if it is not finite.
-      bytes_up: bytes sent so far by all clients.
-      bytes_down: bytes received so far by all clients.
-      speed: rounds per second between the last two evaluations, including writing and excluding compilation;
-        None before the first one.
-      news: when its files last changed, in seconds since the epoch.
-      busy: seconds that the rounds between the last two evaluations took, compilation included.
-      finished: whether its result exists.
-      owned: whether a process is working on it.
-    """
-
-    label: str
-    seed: int
-    rounds: tuple[int, int]
+    label: str  # label of its method
+    seed: int  # seed of the run
+    rounds: tuple[int, int]  # number of rounds done and planned
     score: str
-    loss: float | None
-    bytes_up: int
-    bytes_down: int
-    speed: float | None
-    news: float
-    busy: float
-    finished: bool
-    owned: bool
+    """Mean over clients at the last evaluation, in percent or with its title; "-" before the first one."""
+    loss: float | None  # loss of the last round, None before the first one or if it is not finite
+    bytes_up: int  # bytes sent so far by all clients
+    bytes_down: int  # bytes received so far by all clients
+    speed: float | None  # rounds per second between the last two evaluations, without compilation
+    news: float  # when its files last changed, in seconds since the epoch
+    busy: float  # seconds that the rounds between the last two evaluations took, compilation included
+    finished: bool  # whether its result exists
+    owned: bool  # whether a process is working on it
 
     def state(self, now: float) -> str:
         """Return finished, stopped, running, or ``silent since 90 s`` after thrice its last rounds' time."""

@@ -36,32 +36,19 @@ from jaxfl.runs.profile import profiled
 
 
 class Run(NamedTuple):
-    """A run whose folder exists and that can go on.
-
-    Args:
-      folder: the run's folder.
-      config: the configuration in the folder.
-      variant: the method.
-      machine: options that say how often it is saved.
-      code: the code that computes it now, see `jaxfl.folder.code`.
-      watch: called with the metrics of every round as they come.
-      metrics: records of all rounds so far; the list grows as the run goes on.
-      state: state after these rounds; None before the first one.
-      new: whether its folder has just been made.
-      taken_over: the number of rounds that another code has computed, if this process's code takes over;
-        else None.
-    """
+    """A run whose folder exists and that can go on."""
 
     folder: Path
     config: Config
     variant: Variant
-    machine: MachineOptions
-    code: Code
-    watch: Callable
-    metrics: list[Round]
-    state: Any = None
-    new: bool = False
+    machine: MachineOptions  # options that say how often it is saved
+    code: Code  # the code that computes it now, see `jaxfl.folder.code`
+    watch: Callable  # called with the metrics of every round as they come
+    metrics: list[Round]  # records of all rounds so far; the list grows as the run goes on
+    state: Any = None  # state after these rounds; None before the first one
+    new: bool = False  # whether its folder has just been made
     taken_over: int | None = None
+    """Number of rounds that another code has computed, if this process's takes over."""
 
     @property
     def done(self) -> int:

@@ -136,16 +136,12 @@ def references(all_networks: Sequence[Network], labels: np.ndarray) -> tuple[Blo
 
 
 class Look(NamedTuple):
-    """A network's outputs on public images.
-
-    Args:
-      activations: R + 1 arrays (n, d): the images and the output of every block, maps averaged over space,
-        as `jaxfl.mechanisms.reassembly.signatures` takes them.
-      logits: (P, C).
-    """
+    """A network's outputs on public images."""
 
     activations: tuple[np.ndarray, ...]
-    logits: np.ndarray
+    """R + 1 arrays (n, d): the images and the output of every block, maps averaged over space, as
+    `jaxfl.mechanisms.reassembly.signatures` takes them."""
+    logits: np.ndarray  # (P, C)
 
 
 def look(weights: PerGroup, federation: Federation, cohort: Cohort, some) -> dict[int, Look]:

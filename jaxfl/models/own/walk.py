@@ -46,23 +46,15 @@ class _End(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """One call of a module, from the input of one of its layers to that of another.
+    """One call of a module, from the input of one of its layers to that of another."""
 
-    Attributes:
-      start: number of the layer call where it starts; None is the module's own input.
-      stop: number of the layer call where it ends; None is the module's own output.
-      z: input of the layer at the start.
-      before: outputs of the calls before the start.
-      told: gets ``(layer, module, input, output)`` of every call, if given.
-      with_outputs: whether the value at the end comes in a pair, with the arrays that the calls returned.
-    """
-
-    start: int | None = None
-    stop: int | None = None
-    z: Any = None
-    before: Sequence[Any] = ()
+    start: int | None = None  # number of the layer call where it starts; None is the module's own input
+    stop: int | None = None  # number of the layer call where it ends; None is the module's own output
+    z: Any = None  # input of the layer at the start
+    before: Sequence[Any] = ()  # outputs of the calls before the start
     told: Callable[[str, Any, Any, Any], None] | None = None
-    with_outputs: bool = False
+    """Gets ``(layer, module, input, output)`` of every call."""
+    with_outputs: bool = False  # whether the value comes in a pair, with the arrays that the calls returned
 
     def through(self, forward: Callable[[Callable], Any]) -> Any:
         """Return the value at the walk's end.
