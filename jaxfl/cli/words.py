@@ -59,13 +59,10 @@ def _words(line: str) -> list[str]:
 def parse(
     program: str, arguments: list[str], sections: Sequence[Any], *commands: type, compared: Sequence[str] = ()
 ) -> list[Any]:
-    """Read flags, which all words must be, or values of one.
+    """Read flags: what is written for options of runs, by name, and an instance of each of `commands`.
 
     Help shows the values of `sections`, dataclasses of options of runs, as defaults; `commands` are classes
     of options of the command. Methods `compared` are named before the flags.
-
-    Returns:
-      What is written for options of runs, by name, and an instance of each of `commands`.
 
     Raises:
       JaxflError: if a word is no flag, or no value of one.

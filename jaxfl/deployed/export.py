@@ -30,13 +30,10 @@ CARD = "README.md"
 def export(
     models: Models, folder: Path, clients: Sequence[int] | int | None, own: Callable[[int], np.ndarray]
 ) -> list[Path]:
-    """Write the models that clients of a run deploy, by default of all.
+    """Write the models that clients of a run deploy, by default of all; return the paths of the files.
 
     The folder gets a card, and a file for each client, or one for all that share a model and number their
     classes alike. `own` returns some images of a client, as it sees them.
-
-    Returns:
-      The paths of the files.
 
     Raises:
       JaxflError: if safetensors is not installed, the folder holds anything or cannot be written, or a model

@@ -97,10 +97,7 @@ def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str)
 
 
 def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
-    """Read the state after one of the `saved` numbers of rounds, in the form of `like`.
-
-    Returns:
-      The state, with NumPy leaves.
+    """Return the state after one of the `saved` numbers of rounds, in the form of `like`, in NumPy arrays.
 
     Raises:
       Damaged: if it cannot be read, or is not what was written.

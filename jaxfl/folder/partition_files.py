@@ -26,10 +26,7 @@ def save_partition(
     drawn: Drawn | None,
     forms: Sequence[str],
 ) -> list[str]:
-    """Write a partition into an existing folder, also in the forms json, fl-bench and pfllib.
-
-    Returns:
-      The names of the written files and folders.
+    """Write a partition, also in the forms json, fl-bench and pfllib; return the names of what is written.
 
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.

@@ -121,11 +121,7 @@ def lengthen(folder: Path, config: Config, rounds: int) -> None:
 
 @writes
 def change(folder: Path, option: str, value: Any) -> Config:
-    """Change an option of `BEGUN` in a run's configuration, which keeps the first value as well.
-
-    Returns:
-      The new configuration.
-    """
+    """Change an option of `BEGUN` in a configuration, which keeps the first value as well, and return it."""
     old = read_json(folder / CONFIG, Config)
     first, options = {BEGUN[option]: old["options"].get(option)}, old["options"] | {option: value}
     config = as_type(Config, {**first, **old, "options": options})
@@ -322,11 +318,7 @@ def _number(path: Path) -> str:
 
 @writes
 def trim(folder: Path, rounds: int) -> list[Round]:
-    """Drop what was written after `rounds` rounds, before a run continues from a checkpoint.
-
-    Returns:
-      The records that are left.
-    """
+    """Drop what was written after `rounds` rounds, and return the records that are left."""
     kept = read_metrics(folder, rounds)
     _replace_metrics(folder, kept)
     for path in (path for kind in ABOUT_CLIENTS for path in (folder / kind).glob("*.npz")):

@@ -28,13 +28,10 @@ def run(
     profile: Path | None = None,
     saved: Path | None = None,
 ) -> tuple[Path, Result]:
-    """Train one method.
+    """Train one method; return the folder, and the result, see `jaxfl.results.result.result`.
 
     `profile` is a folder for a trace of the second chunk of rounds, or of the only one, and `saved` that of a
     run whose partition, links and initial weights are used as they are.
-
-    Returns:
-      The folder, and the result, see `jaxfl.results.result.result`.
 
     Raises:
       JaxflError: if the folder is not free, the data are not available or do not fit, the method refuses

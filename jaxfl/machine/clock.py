@@ -27,14 +27,11 @@ class Deadline(NamedTuple):
 
 
 def profile(texts: Sequence[str], architectures: Mapping[str, Collection[str]]) -> dict[str, Device] | None:
-    """Return the device of each architecture's clients.
+    """Return the device of each architecture's clients, {architecture: device}; None without texts.
 
     Args:
       texts: ``architecture=FLOPS:BYTES`` for every architecture, such as ``lenet5=1e9:1e6``; or none at all.
       architectures: their names, each with others under which the user may know it.
-
-    Returns:
-      {architecture: device}, None without texts.
 
     Raises:
       JaxflError: if an architecture is unknown or missing, or a number is not positive.

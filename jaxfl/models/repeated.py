@@ -79,7 +79,7 @@ def loop(
     growth: int,
     x: jax.Array,
 ) -> tuple[jax.Array, list[dict]]:
-    """Apply the blocks of a run, one after the other.
+    """Apply the blocks of a run one after the other; return the last one's output, all their statistics.
 
     Args:
       call: `(variables, key, x) -> (output, statistics, ())`, the same for all.
@@ -87,9 +87,6 @@ def loop(
       keys: dropout key of each block.
       growth: number of channels that each block adds.
       x: input of the first block.
-
-    Returns:
-      The output of the last block, and the statistics of each.
     """
     channels = [x.shape[-1] + growth * i for i in range(len(variables))]  # that each block takes
     most = channels[-1]

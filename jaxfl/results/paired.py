@@ -125,7 +125,7 @@ def paired(
     value: Callable[[Result], float],
     clients: Callable[[Result], Sequence[float | None]] | None = None,
 ) -> Difference:
-    """Return how much one method's runs are above another's.
+    """Return how much one method's runs are above another's; `UNPAIRED` if no draw is common.
 
     Args:
       ours: results by seed and partition seed.
@@ -133,9 +133,6 @@ def paired(
       value: returns the compared value of a result.
       clients: returns that value for every client by id, None for clients without it; None if no client
         has such a value.
-
-    Returns:
-      The difference; `UNPAIRED` if no draw is common.
     """
     common = sorted(ours.keys() & others.keys())
     if not common:

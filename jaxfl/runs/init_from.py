@@ -70,13 +70,10 @@ def _numbered_alike(ours: np.ndarray, run: Path) -> bool:
 def started(
     federation: Federation, setup: Setup, saved: Path | None, observer: Observer
 ) -> tuple[Federation, tuple[str, ...]]:
-    """Return the federation with the initial weights of `--init-from` or `--initial`.
+    """Return the federation with the initial weights that the setup asks for, and the sentences on them.
 
     The run `saved` began with these weights and keeps them. Otherwise the observer is told which architecture
     starts from where, and which blocks start fresh.
-
-    Returns:
-      The federation, and the sentences for the observer.
 
     Raises:
       JaxflError: if there are no such weights, they are damaged or not finite, no block takes them, or both

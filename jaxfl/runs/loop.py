@@ -112,11 +112,7 @@ def proceed(
 
 
 def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]:
-    """Compute and write down all rounds.
-
-    Returns:
-      The errors of the runs that end early, by their numbers in the job.
-    """
+    """Compute and write down all rounds; return the errors of runs that end early, by their numbers."""
     ended, done = {}, runs[0].done
     going = {i: run for i, run in enumerate(runs) if not stops(run.config, run.metrics)}
     if not going:  # they were stopped between their last round and their result
