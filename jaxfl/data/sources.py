@@ -224,7 +224,7 @@ def from_arrays(
         numbers = np.arange(len(labels))
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
-    came_from = numbers[order]
+    came_from = np.asarray(numbers)[order]
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
     arrays = images[order], labels[order], train[order]
