@@ -24,7 +24,6 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, column, kind_of, of_vectors
 from jaxfl.deployed.export import span
-from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.records import Result, Round
 from jaxfl.machine.processes import is_first
@@ -215,13 +214,7 @@ def print_app(files: list[Path]) -> None:
 
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[Observer]:
-    """Yield the observer of runs in progress: a progress bar, or nothing.
-
-    Raises:
-      JaxflError: if `quiet` is neither true nor false.
-    """
-    if not isinstance(quiet, bool):
-        raise JaxflError(f"quiet must be True or False, not {quiet!r}.")
+    """Yield the observer of runs in progress: a progress bar, or nothing."""
     if quiet:
         yield ONLY_WARNINGS
     else:

@@ -24,15 +24,10 @@ _amounts: ContextVar[list[tuple] | None] = ContextVar("amounts", default=None)
 
 
 class Operations(NamedTuple):
-    """Floating-point operations of a round.
+    """Floating-point operations of a round."""
 
-    Args:
-      clients: per group (n_g,) float, of the group's clients.
-      server: () float, of the computation outside the client map.
-    """
-
-    clients: PerGroup
-    server: Any
+    clients: PerGroup  # per group (n_g,) float, of the group's clients
+    server: Any  # () float, of the computation outside the client map
 
     @property
     def total(self) -> float:

@@ -133,19 +133,12 @@ class Predict(Protocol):
 
 
 class Averaged(NamedTuple):
-    """The state's fields in a method whose server only averages, so that a client can play its round alone.
+    """Fields of the state in a method whose server only averages, so that a client can play alone."""
 
-    Args:
-      sent: name of the field, per group, that all clients receive, train and send back.
-      kept: name of the field, per group (n_g, ...), that each client keeps.
-      by_rows: whether the mean is weighted by training rows; else it is uniform.
-      step: the round that this describes; an algorithm with another step may do something else.
-    """
-
-    sent: str
-    kept: str
-    by_rows: bool
-    step: Callable
+    sent: str  # name of the field, per group, that all clients receive, train and send back
+    kept: str  # name of the field, per group (n_g, ...), that each client keeps
+    by_rows: bool  # whether the mean is weighted by training rows; else it is uniform
+    step: Callable  # the round that this describes; an algorithm with another step may do something else
 
 
 class Algorithm(NamedTuple):

@@ -28,23 +28,14 @@ FURTHER_PARTS = 2**31  # minus its number: the order of a further list of exampl
 
 
 class Streams(NamedTuple):
-    """Keys of a run.
+    """Keys of a run."""
 
-    Args:
-      init: of initial weights.
-      rounds: of all rounds.
-      host: of host steps; that of round t is ``fold_in(host, t)``.
-      scores: of scoring clients after a round; that of round t is ``fold_in(scores, t)``.
-      prepare: of the phase before the first round.
-      join: of the round in which newcomers join.
-    """
-
-    init: jax.Array
-    rounds: jax.Array
-    host: jax.Array
-    scores: jax.Array
-    prepare: jax.Array
-    join: jax.Array
+    init: jax.Array  # of initial weights
+    rounds: jax.Array  # of all rounds
+    host: jax.Array  # of host steps; that of round t is ``fold_in(host, t)``
+    scores: jax.Array  # of scoring clients after a round; that of round t is ``fold_in(scores, t)``
+    prepare: jax.Array  # of the phase before the first round
+    join: jax.Array  # of the round in which newcomers join
 
 
 def streams(run_key) -> Streams:

@@ -144,23 +144,14 @@ class Memory(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state between rounds of an architecture; None in the place of leaves that are elsewhere.
-
-    Args:
-      hyper: the method's options.
-      shared: the leaves that all clients share.
-      kept: the leaves that each client keeps (n_g, ...).
-      memory: what each client remembers (n_g, ...).
-      server: what the server remembers.
-      owed: what compression has lost of each client's messages (n_g, ...), with error feedback.
-    """
+    """The state between rounds of an architecture; None in the place of leaves that are elsewhere."""
 
     hyper: Any
-    shared: Weights
-    kept: Weights
-    memory: Any
-    server: Any
-    owed: Any = None
+    shared: Weights  # the leaves that all clients share
+    kept: Weights  # the leaves that each client keeps (n_g, ...)
+    memory: Any  # what each client remembers (n_g, ...)
+    server: Any  # what the server remembers
+    owed: Any = None  # what compression has lost of each client's messages (n_g, ...), with error feedback
 
 
 @options

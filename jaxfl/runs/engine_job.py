@@ -36,12 +36,7 @@ from jaxfl.tasks import require_classes
 
 
 def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
-    """Return the job of one run, or of several that are one program.
-
-    Args:
-      runs: method and setup of each; they differ only in their seeds and rates.
-      federation: from `prepare` with their setup.
-    """
+    """Return the job of one run, or of several that differ only in their seeds and rates: one program."""
     variant, setup = runs[0]
     cohorts = [_cohorts(setup, federation) for _, setup in runs]
     return Job(
@@ -96,14 +91,6 @@ def saved_state(
     rounds: int | None = None,
 ) -> tuple[int, Any]:
     """Load a run's newest checkpoint, see `checkpoint.newest`, or that of a certain round.
-
-    Args:
-      folder: the run's folder.
-      config: the run's configuration.
-      variant: its method.
-      setup: its options.
-      federation: its clients, perhaps without data.
-      rounds: number of rounds done; by default those of the newest checkpoint that can be read.
 
     Raises:
       JaxflError: as `checkpoint.newest`, or if there is no checkpoint of that round.
@@ -180,8 +167,6 @@ def _require_images_to_augment(variant: Variant, source: Source) -> None:
 
 
 def _as_many_as_fit(variant: Variant, setup: Setup, federation: Federation) -> Federation:
-    """Return the federation with as many clients side by side as fit in a device's memory."""
-
     def needed(fewer):
         return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], fewer))))
 

@@ -47,17 +47,11 @@ SAY_SO = "; call federation.require_all() where that is meant"
 
 
 class Found(NamedTuple):
-    """A finding about a promise.
+    """A finding about a promise."""
 
-    Args:
-      promise: the promise in words.
-      seen: what speaks against it; empty if it is kept.
-      broken: whether that breaks it; otherwise the author should look, and it may be right.
-    """
-
-    promise: str
-    seen: str
-    broken: bool
+    promise: str  # the promise in words
+    seen: str  # what speaks against it; empty if it is kept
+    broken: bool  # whether that breaks it; otherwise the author should look, and it may be right
 
 
 def tried(variant: Variant) -> Iterable[Found]:

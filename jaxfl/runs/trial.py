@@ -39,23 +39,14 @@ class Round(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A method on its five clients, after a round of all of them.
+    """A method on its five clients, after a round of all of them."""
 
-    Args:
-      variant: the method with its options.
-      algorithm: what the method builds.
-      play: the program ``(key, state, federation, cohort) -> Round``, without a host step.
-      federation: the clients.
-      state: state after that round.
-      stacked: the state's tree, True where a leaf has one entry per client.
-    """
-
-    variant: Variant
-    algorithm: Algorithm
-    play: Program
+    variant: Variant  # the method with its options
+    algorithm: Algorithm  # what the method builds
+    play: Program  # the program ``(key, state, federation, cohort) -> Round``, without a host step
     federation: Federation
-    state: Any
-    stacked: Any
+    state: Any  # state after that round
+    stacked: Any  # the state's tree, True where a leaf has one entry per client
 
 
 def begin(variant: Variant) -> Trial:
@@ -103,11 +94,11 @@ def clients() -> Federation:
 
 
 def cohort(federation: Federation, ids: Iterable[int], places: int = 0) -> Cohort:
-    """Return the last round's cohort of these client ids, in this order, with `places` more empty places."""
+    """Return the last round's cohort of these ids, in this order, with an empty place and `places` more."""
 
     def slots(group):
         position = {int(i): place for place, i in enumerate(np.asarray(group.id))}
-        present, room = [position[i] for i in ids if i in position], len(group.id) + places
+        present, room = [position[i] for i in ids if i in position], len(group.id) + 1 + places
         index = present + [len(group.id)] * (room - len(present))
         return Slots(np.array(index, np.int32), np.arange(room) < len(present))
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SIZES, assert_same, cohort, differ, tiny_models
+from conftest import SIZES, assert_same, cohort, differ, long, tiny_cnn, tiny_models
 from dp_accounting import rdp
-from methods.cases import CASES
+from methods.cases import CASES, keeps_apart
 from methods.rounds import ALWAYS, EVERYONE, alike, federated, mlp, run
 
 from jaxfl.config.setup import Setup
@@ -273,22 +273,26 @@ def test_a_function_of_ones_own_gets_changes_in_place_of_messages(known):
     np.testing.assert_array_equal(made["w"], [7, 14] if known else [8, 16])
 
 
+NOTHING = [
+    ({"privacy": "gaussian,noise=0,clip=3e38"}, UNIFORM),
+    ({"privacy": "gaussian,noise=0,clip=3e38,where=client"}, UNIFORM),
+    ({"compress": "quantize,bits=32"}, {}),
+    ({"compress": "top-k,share=1"}, {}),
+    ({"compress": "top-k,share=1,feedback=true"}, {}),
+    ({"compress": "low-rank,rank=99"}, {}),
+    ({"attack": "sign-flip,share=0"}, {}),
+    ({"attack": "scale,factor=1,share=0.9"}, {}),
+    ({"aggregate": "norm-bound,bound=3e38"}, {}),
+    ({"aggregate": "trimmed-mean,share=0"}, UNIFORM),
+]
+FEEDBACK = NOTHING[4]  # with which SCAFFOLD does all that it does over a wire
+
+
 @pytest.mark.parametrize(
-    ("options", "config"),
-    [
-        ({"privacy": "gaussian,noise=0,clip=3e38"}, UNIFORM),
-        ({"privacy": "gaussian,noise=0,clip=3e38,where=client"}, UNIFORM),
-        ({"compress": "quantize,bits=32"}, {}),
-        ({"compress": "top-k,share=1"}, {}),
-        ({"compress": "top-k,share=1,feedback=true"}, {}),
-        ({"compress": "low-rank,rank=99"}, {}),
-        ({"attack": "sign-flip,share=0"}, {}),
-        ({"attack": "scale,factor=1,share=0.9"}, {}),
-        ({"aggregate": "norm-bound,bound=3e38"}, {}),
-        ({"aggregate": "trimmed-mean,share=0"}, UNIFORM),
-    ],
+    ("name", "options", "config"),
+    [("fedavg", *row) for row in NOTHING]
+    + [("scaffold", *row) if row is FEEDBACK else long("scaffold", *row) for row in NOTHING],
 )
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_what_changes_nothing_leaves_every_bit(name, options, config):
     """SCAFFOLD's control variates are compiled into one loop with what follows, and round otherwise."""
     config, tolerance = (config, 0) if name == "fedavg" else ({}, 1e-6)
@@ -518,14 +522,14 @@ def test_poisson_sampling_draws_each_client_by_itself():
 ENSEMBLES = ("feddf", "pfeddf")  # FedAvg, whose server also uses what its clients have computed
 
 
-@pytest.fixture(scope="module")
-def everybody():
-    """Return five unequal clients of two architectures, with validation rows, which some methods need."""
-    return federated(*tiny_models(), validates=True)
+@functools.cache
+def everybody(apart):
+    """Return five unequal clients of one or two architectures, with validation rows, which some need."""
+    return federated(*([(tiny_cnn("cnn"), 5)] if apart else tiny_models()), validates=True)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_pass_what_they_say_over_the_wire_and_refuse_the_rest(name, everybody):
+def test_methods_pass_what_they_say_over_the_wire_and_refuse_the_rest(name):
     """The functions of a wire are called while a round is traced, if the method says so, and only then."""
     called, config = set(), METHODS[name].config(**CASES[name].short)
 
@@ -545,7 +549,7 @@ def test_methods_pass_what_they_say_over_the_wire_and_refuse_the_rest(name, ever
         feedback=True,
     )
     algorithm = choose(name, CASES[name].short).algorithm
-    federation = dataclasses.replace(everybody, wire=wire)
+    federation = dataclasses.replace(everybody(keeps_apart(name)), wire=wire)
 
     def one_round(key):
         state = algorithm.init(key, federation, traced(config))

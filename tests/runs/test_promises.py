@@ -321,10 +321,10 @@ def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatc
 
 
 def test_an_error_breaks_only_the_promise_that_it_is_in(monkeypatch):
-    """Here the number of places is divided by, which is 5 - 5 with two more of them."""
+    """Here the number of places is divided by, which is 6 - 6 with two more of them."""
 
     def of_places(state, info, federation, cohort):
-        return moved(state, 0 / (5 - cohort.groups[0].mask.size)), info
+        return moved(state, 0 / (6 - cohort.groups[0].mask.size)), info
 
     kept = (promises.ignores_empty_places, promises.counts_what_is_sent)
     some = {name: promise for name, promise in promises.PROMISES.items() if promise in kept}

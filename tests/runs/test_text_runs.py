@@ -54,6 +54,7 @@ def test_a_run_computes_the_same_elsewhere(run, whole, options):
         np.testing.assert_allclose(found[name], leaf, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_seeds_of_one_program_are_runs_alone(whole, tmp_path):
     options = OPTIONS | {"dataset": whole.config["options"]["dataset"]}
     jaxfl.compare("fedper", seeds=2, run_dir=str(tmp_path / "both"), **options)

@@ -23,15 +23,10 @@ class DFedAvg(fl.Training):
 
 
 class State(NamedTuple):
-    """DFedAvg's state.
-
-    Args:
-      hyper: the options.
-      weights: the clients' models (n, ...).
-    """
+    """DFedAvg's state."""
 
     hyper: DFedAvg
-    weights: fl.Weights
+    weights: fl.Weights  # the clients' models (n, ...)
 
 
 def build(config: DFedAvg) -> fl.Algorithm:
