@@ -234,7 +234,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
         client = jax.tree.map(lambda leaf: leaf[place], group)
         (carry, mine), operations = f(jax.random.fold_in(key, client.id), client, carry, mine)
         added = jnp.zeros(group.size.shape, operations.dtype).at[place].add(operations)
-        flops.add(added, group=federation.numbers[g])
+        flops.pass_on(added, group=federation.numbers[g])
         return carry, mine
 
     mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
@@ -263,7 +263,7 @@ def only_if(present, client: Client) -> Client:
 def _count(federation: Federation, slots: Slots, g: int, operations) -> None:
     """Report the operations (k_g,) of the clients in some places of a group."""
     nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
-    flops.add(nobody.at[slots.index].add(operations, mode="drop"), group=federation.numbers[g])
+    flops.pass_on(nobody.at[slots.index].add(operations, mode="drop"), group=federation.numbers[g])
 
 
 def _summed(one, at_once: int, clients, own, weights):

@@ -24,20 +24,24 @@ class Examples:
       capacity: length of the list with its padding.
       take: ``(position (B,), mask (B,), key) -> Batch`` (or any pytree) of the examples at some positions;
         `mask` marks the real ones.
+      privacy: clip norm and noise of single rows' gradients, see `jaxfl.core.dp_sgd`; None without.
     """
 
     size: jax.Array
     capacity: int
     take: Callable[[jax.Array, jax.Array, jax.Array], Any]
+    privacy: Any = None
 
 
 def own_rows(client: Client, hyper) -> Examples:
     """Return the training rows of a client in a client map; `hyper.augment` changes images at random.
 
-    Attackers may change their rows, see `jaxfl.mechanisms.wire.attacks`.
+    Attackers may change their rows, see `jaxfl.mechanisms.wire.attacks`. With `--privacy rows` only `descend`
+    takes them.
     """
     federation: Federation = client.federation
-    transform, poison = augmentation(hyper.augment), federation.wire and federation.wire.poison
+    wire, transform = federation.wire, augmentation(hyper.augment)
+    poison = wire and wire.poison
 
     def take(position, mask, key):
         if not (hyper.augment or poison):
@@ -51,7 +55,7 @@ def own_rows(client: Client, hyper) -> Examples:
         batch = federation.batch(client, position, mask, changed)
         return batch._replace(y=poison.labels(poisoned, client, batch.y)) if poison else batch
 
-    return Examples(client.size, client.rows.shape[0], take)
+    return Examples(client.size, client.rows.shape[0], take, wire and wire.rows)
 
 
 def stretch(examples: Examples, first, size) -> Examples:
@@ -61,7 +65,7 @@ def stretch(examples: Examples, first, size) -> Examples:
     def take(position, mask, key):
         return examples.take(jnp.minimum(first + position, last), mask, key)
 
-    return Examples(size, examples.capacity, take)
+    return Examples(size, examples.capacity, take, examples.privacy)
 
 
 def public_rows(rows, client: Client) -> Examples:

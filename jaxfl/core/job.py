@@ -28,7 +28,8 @@ class Job(NamedTuple):
       conditions: one per run; none by default.
       on_host: whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run
         whose method has no host step and no phase before the first round.
-      accounting: of differential privacy, a `jaxfl.mechanisms.wire.accounting.Accounting`; None without.
+      accounting: for each run, ``rounds done -> what differential privacy guarantees``, see
+        `jaxfl.mechanisms.wire.accounting`; none without.
     """
 
     programs: Programs
@@ -41,7 +42,7 @@ class Job(NamedTuple):
     likely: bool = False
     conditions: Sequence[Conditions] = ()
     on_host: bool = False
-    accounting: Any = None
+    accounting: Sequence[Callable[[int], Any]] = ()
 
     @property
     def rounds(self) -> int:
