@@ -56,20 +56,27 @@ def noisy_descent(
     places = jnp.arange(batch_size, dtype=jnp.int32)
 
     def of_row(params, row, number, key):
-        """Return a row's loss and its gradient, 0 for padding."""
-
-        def objective(params):
-            alone = jax.tree.map(lambda leaf: leaf[None], row)
-            return jnp.where(row.mask, loss(params, alone, jax.random.fold_in(key, number)), 0)
-
-        return jax.value_and_grad(objective)(params)
+        """Return a row's loss, 0 of padding."""
+        alone = jax.tree.map(lambda leaf: leaf[None], row)
+        return jnp.where(row.mask, loss(params, alone, jax.random.fold_in(key, number)), 0)
 
     def of_batch(params, batch, key):
-        """Return the sum of the rows' losses, and that of their clipped gradients."""
-        losses, gradients = jax.vmap(of_row, (None, 0, 0, None))(params, batch, places, key)
-        with jax.numpy_dtype_promotion("standard"), jax.default_matmul_precision("highest"):
-            clipped, _ = optax.per_example_global_norm_clip(gradients, privacy.clip)
-        return losses.sum(), clipped
+        """Return the sum of the rows' losses, and that of their clipped gradients.
+
+        A gradient is computed twice, for its norm and as a part of the sum: all of a batch are never stored.
+        """
+
+        def norm(row, number):
+            return optax.tree.norm(jax.grad(of_row)(params, row, number, key))
+
+        def clipped(params):
+            losses = jax.vmap(of_row, (None, 0, 0, None))(params, batch, places, key)
+            return (shares * losses).sum(), losses.sum()
+
+        norms = jax.vmap(norm)(batch, places)
+        shares = jnp.minimum(1, privacy.clip / jnp.where(norms > 0, norms, 1))
+        (_, value), gradient = jax.value_and_grad(clipped, has_aux=True)(params)
+        return value, gradient
 
     of_batch = jax.jit(of_batch, inline=True)  # traced once, for its operations and the loop
     batch = jax.eval_shape(lambda: examples.take(places, places < n, key))

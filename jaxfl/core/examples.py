@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfl.config.options import Unread
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation
 from jaxfl.core.streams import AUGMENTATION, POISON
@@ -33,6 +34,25 @@ class Examples:
     privacy: Any = None
 
 
+class _Sealed(Unread):
+    """What is made of a client's training rows, under `--privacy rows`; a method that reads it is refused."""
+
+    def __init__(self, content: Any):
+        """Put it under seal."""
+        super().__init__(
+            "--privacy rows protects what descend learns from own_rows, so that nothing else may read a "
+            "client's rows or class_counts"
+        )
+        self._content = content
+
+
+def sealed(client: Client) -> Client:
+    """Return a client whose training rows only `own_rows` takes, if the run protects them."""
+    if not (client.federation.wire and client.federation.wire.rows):
+        return client
+    return dataclasses.replace(client, rows=_Sealed(client.rows), class_counts=_Sealed(client.class_counts))
+
+
 def own_rows(client: Client, hyper) -> Examples:
     """Return the training rows of a client in a client map; `hyper.augment` changes images at random.
 
@@ -40,8 +60,10 @@ def own_rows(client: Client, hyper) -> Examples:
     takes them.
     """
     federation: Federation = client.federation
-    wire, transform = federation.wire, augmentation(hyper.augment)
+    wire, transform, privacy = federation.wire, augmentation(hyper.augment), None
     poison = wire and wire.poison
+    if isinstance(client.rows, _Sealed):
+        client, privacy = dataclasses.replace(client, rows=client.rows._content), wire.rows
 
     def take(position, mask, key):
         if not (hyper.augment or poison):
@@ -55,7 +77,7 @@ def own_rows(client: Client, hyper) -> Examples:
         batch = federation.batch(client, position, mask, changed)
         return batch._replace(y=poison.labels(poisoned, client, batch.y)) if poison else batch
 
-    return Examples(client.size, client.rows.shape[0], take, wire and wire.rows)
+    return Examples(client.size, client.rows.shape[0], take, privacy)
 
 
 def stretch(examples: Examples, first, size) -> Examples:

@@ -215,6 +215,34 @@ def test_epsilon_is_the_largest_of_a_client_so_far():
 
 # ---- what is refused
 
+PUBLISH = ("fedfomo", "hermes")  # which choose by validation rows, and these are not protected
+BETWEEN = ("pfedhr", "pfedclub", "pfedclub-plus")  # whose server's steps are between rounds
+QUICK = ("fedrod", "per-fedavg", "fedproto", "pfedme")
+OTHERS = [name for name in METHODS if name not in (*PROTECTED, *PUBLISH, *BETWEEN, *QUICK)]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *map(long, OTHERS)])
+def test_other_uses_of_rows_are_seen_where_they_are_traced(name):
+    """So a method that says wrongly that it protects rows does not run."""
+    with pytest.raises((TypeError, JaxflError), match="--privacy rows protects what descend learns"):
+        traced_round(name)
+
+
+def traced_round(name):
+    config = METHODS[name].config(**CASES[name].short)
+    algorithm = METHODS[name].build(config)
+    federation = on(federated(*tiny_models(), validates=True), "rows")
+
+    def one_round(key):
+        state = algorithm.init(key, federation, traced(config))
+        everyone = cohort(federation, EVERYONE)
+        if algorithm.prepare:
+            state, _ = algorithm.prepare(key, state, federation, everyone)
+        state, _ = algorithm.step(key, state, federation, everyone)
+        return algorithm.personal(key, state, federation, everyone)
+
+    jax.eval_shape(one_round, KEY)
+
 
 def test_other_uses_of_private_rows_are_refused():
     rows = private(arrays(jnp.asarray(X), jnp.asarray(Y), jnp.int32(REAL)))
