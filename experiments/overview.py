@@ -205,6 +205,8 @@ def gather(folder: Path, item: Item) -> list[list[str]]:
     cells = {label: {} for figures in item.figures for label in figures.rows}
     for figures in item.figures:
         for label, row in figures.rows.items():
+            if figures.title in cells[label]:
+                raise SystemExit(f"{folder}, {item.name}: two figures are {figures.title!r} of {label!r}")
             cells[label][figures.title] = figure(folder, item, figures, row)
     body = [[label, *(of_row.get(title, "") for title in titles)] for label, of_row in cells.items()]
     return [["", *titles], *body]
