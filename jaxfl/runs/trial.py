@@ -21,6 +21,7 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.folder.variant import Variant
 from jaxfl.models import zoo
+from jaxfl.models.build import NormName
 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows: with BatchNorm a single one is no batch
@@ -85,7 +86,7 @@ def begin(variant: Variant) -> Trial:
 TRAINED_ON = range(30)  # rows that only clients train on
 
 
-def clients(norms: tuple[str, str] = ("none", "batch")) -> Federation:
+def clients(norms: tuple[NormName, ...] = ("none", "batch")) -> Federation:
     """Return unequal clients of two architectures with these norms; an image's mean gives its class."""
     rng, rows = np.random.default_rng(0), np.arange(60, dtype=np.int32)
     labels = rng.permutation(rows % CLASSES).astype(np.int32)
