@@ -120,6 +120,22 @@ def test_noise_has_the_moments_of_the_paper():
     assert abs(np.square(drawn).mean() - 1) < 5 * math.sqrt(2 / drawn.size)
 
 
+def test_every_row_has_its_own_random_numbers():
+    """As in dropout: a step of rate 1 on all rows moves the parameter by the mean of what they draw."""
+    moved, _, _ = noisy_descent(
+        lambda w, row, key: w * jax.random.uniform(key),
+        jnp.float32(0),
+        optax.sgd(1.0),
+        KEY,
+        private(arrays(jnp.asarray(X), jnp.asarray(Y), jnp.int32(REAL)), Rows(clip=9.0, noise=0.0)),
+        epochs=1,
+        batch_size=12,
+    )
+    of_batch = jax.random.fold_in(jax.random.fold_in(KEY, 0), 0)
+    drawn = [float(jax.random.uniform(jax.random.fold_in(of_batch, row))) for row in range(REAL)]
+    assert float(moved) == pytest.approx(-np.mean(drawn), rel=1e-5)
+
+
 def test_every_row_is_drawn_by_itself():
     """Rows, and how many of them, are drawn as a binomial distribution has it, within five deviations."""
     draw = jax.jit(jax.vmap(lambda key: poisson_sample(key, jnp.int32(20), 25, 5)))

@@ -80,8 +80,12 @@ def of_rows(
       batch_size: B.
       sizes: (N,) int, n, the rows of each client.
       counted: the noisy steps of all clients, in the same order.
+
+    Raises:
+      JaxflError: if `dp-accounting` is not installed.
     """
     noise, delta = float(privacy.noise), float(privacy.delta)
+    Accounting(noise, delta, "server", "poisson", 1.0, 0, 0).epsilon(1)  # says so before the first round
 
     def after(rounds):
         steps = counted().rounds[:rounds].sum(0) + counted().deployed
