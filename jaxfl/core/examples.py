@@ -12,6 +12,7 @@ from jaxfl.core import flops
 from jaxfl.core.augment import augmentation
 from jaxfl.core.streams import AUGMENTATION, POISON
 from jaxfl.data.federation import Batch, Client, Federation
+from jaxfl.errors import JaxflError
 
 SWEPT = 64  # images that a sweep takes at once
 
@@ -81,13 +82,22 @@ def own_rows(client: Client, hyper) -> Examples:
 
 
 def stretch(examples: Examples, first, size) -> Examples:
-    """Return `size` of the examples, from position `first` on, both () int32."""
+    """Return `size` of the examples, from position `first` on, both () int32.
+
+    Raises:
+      JaxflError: if single rows are private: the accountant knows how often each of all is drawn.
+    """
     last = examples.capacity - 1
+    if examples.privacy:
+        raise JaxflError(
+            "--privacy rows draws from all rows of a client, but the method trains on a part of them; "
+            "leave it out."
+        )
 
     def take(position, mask, key):
         return examples.take(jnp.minimum(first + position, last), mask, key)
 
-    return Examples(size, examples.capacity, take, examples.privacy)
+    return Examples(size, examples.capacity, take)
 
 
 def public_rows(rows, client: Client) -> Examples:

@@ -240,7 +240,9 @@ OTHERS = [name for name in METHODS if name not in (*PROTECTED, *PUBLISH, *BETWEE
 @pytest.mark.parametrize("name", [*QUICK, *map(long, OTHERS)])
 def test_other_uses_of_rows_are_seen_where_they_are_traced(name):
     """So a method that says wrongly that it protects rows does not run."""
-    with pytest.raises((TypeError, JaxflError), match="--privacy rows protects what descend learns"):
+    with pytest.raises(
+        (TypeError, JaxflError), match="--privacy rows (protects what descend|draws from all)"
+    ):
         traced_round(name)
 
 
@@ -268,7 +270,9 @@ def test_other_uses_of_private_rows_are_refused():
         return carry, 0.0
 
     with pytest.raises(JaxflError, match="protects what descend learns from own_rows"):
-        fit(update, 0.0, KEY, stretch(rows, jnp.int32(0), jnp.int32(5)), epochs=1, batch_size=4)
+        fit(update, 0.0, KEY, rows, epochs=1, batch_size=4)
+    with pytest.raises(JaxflError, match="draws from all rows of a client"):
+        stretch(rows, jnp.int32(0), jnp.int32(5))
     with pytest.raises(JaxflError, match="protects what descend learns from own_rows"):
         descend(squares, start, KEY, (rows, rows), traced(HYPER))
     for other in ({"tally": jnp.zeros(3)}, {"batch_size": 5}):
