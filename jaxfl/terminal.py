@@ -99,6 +99,11 @@ def on_the_wire(setup: Setup, federation: Federation) -> Iterator[str]:
             f"The server ({setup.wire.aggregate}) holds all messages of an architecture at once: about "
             f"{most:.3g} MB if whole models are sent."
         )
+    if wire.rows:
+        yield (
+            f"Privacy: the gradient of every row is clipped to {wire.rows.clip:g}, noise multiplier "
+            f"{wire.rows.noise:g}; epsilon is that of the client with the largest."
+        )
     if accounting := accounting_of(setup, federation):
         epsilon, rounds = accounting.epsilon(setup.run.rounds), setup.run.rounds
         of_all = ", of a client that takes part in all" if accounting.where == "client" else ""

@@ -183,6 +183,7 @@ class Unread:
     __float__ = __int__ = __bool__ = __neg__ = _refuse
     __jax_array__ = property(_refuse)  # jax.numpy refuses what has it with a sentence of its own
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __getitem__ = __len__ = __iter__ = _refuse
     __abs__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __hash__ = __format__ = __array__ = _refuse
     __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
 

@@ -29,8 +29,9 @@ class Job(NamedTuple):
     on_host: bool = False
     """Whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run whose
     method has no host step and no phase before the first round."""
-    accounting: Any = None
-    """Of differential privacy, a `jaxfl.mechanisms.wire.accounting.Accounting`; None without."""
+    accounting: Sequence[Callable[[int], Any]] = ()
+    """For each run, ``rounds done -> what differential privacy guarantees``, see
+    `jaxfl.mechanisms.wire.accounting`; none without."""
 
     @property
     def rounds(self) -> int:

@@ -250,4 +250,4 @@ def first_layers(config: Averaging, method: Callable[..., Algorithm]) -> Algorit
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
     # What clients use is in the state; the mean is one of means.
-    return plain._replace(init=init, step=step, wire=())
+    return plain._replace(init=init, step=step, wire=("rows",))

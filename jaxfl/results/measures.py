@@ -166,8 +166,8 @@ EPSILON = Measure(
     [("privacy", "epsilon")],
     min,
     missing="no run has a value; --privacy with noise gives one",
-    note="epsilon: of what clients send, whatever the delta of --privacy; what a client keeps and deploys is "
-    "not covered (docs/wire.md).",
+    note="epsilon: whatever the delta of --privacy; with gaussian of what clients send, not of what they "
+    "keep and deploy, with rows of both (docs/wire.md).",
 )
 ATTACK_SUCCESS = Measure(
     "attack-success",

@@ -2,8 +2,8 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.cohorts import align, balance, draw_cohorts, draw_poisson
 from jaxfl.core.engine import compiled
 from jaxfl.core.host_state import taken_over
-from jaxfl.core.job import Job, traced
+from jaxfl.core.job import Job, of_rounds, traced
+from jaxfl.core.noisy_steps import noisy_steps
 from jaxfl.core.protocol_check import check
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
@@ -28,7 +29,7 @@ from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant, needs_of
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
-from jaxfl.mechanisms.wire import WITHOUT, accounting_of, needed_of
+from jaxfl.mechanisms.wire import WITHOUT, accounting_of, chosen_of, needed_of, of_rows
 from jaxfl.results.scores import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
@@ -50,8 +51,32 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         likely=needs_rows(federation.task, setup.machine.show),
         conditions=[_conditions(setup, federation) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
-        accounting=accounting_of(setup, federation),
+        accounting=list(
+            filter(
+                None,
+                (_accounting(*run, federation, of_run) for run, of_run in zip(runs, cohorts, strict=True)),
+            )
+        ),
     )
+
+
+def _accounting(
+    variant: Variant, setup: Setup, federation: Federation, cohorts: PerGroup
+) -> Callable[[int], Any] | None:
+    """Return what differential privacy guarantees after so many rounds; None without."""
+    if accounting := accounting_of(setup, federation):
+        return partial(accounting.after, cohorts=cohorts)
+    if (rows := chosen_of(setup).rows) is None:
+        return None
+
+    @cache
+    def counted():
+        key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
+        of_run = of_rounds(cohorts, 0, setup.run.rounds)
+        return noisy_steps(variant.programs.algorithm, key, hyper, federation, of_run)
+
+    sizes = np.concatenate([np.asarray(group.size) for group in federation.groups])
+    return of_rows(rows, variant.config.batch_size, sizes, counted)
 
 
 def _cohorts(setup: Setup, federation: Federation) -> PerGroup:

@@ -136,9 +136,7 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                     new = records(of_runs[i], *where, spent, client_devices, len(runs), *asked_for)
                     new[-1]["seconds"]["write"] = wrote[i]
                     if job.accounting and "accuracy" in new[-1]:
-                        new[-1]["privacy"] = cast(
-                            Privacy, job.accounting.after(new[-1]["round"], job.cohorts[i])
-                        )
+                        new[-1]["privacy"] = cast(Privacy, job.accounting[i](new[-1]["round"]))
                     spent, begun = 0.0, time.perf_counter()
                     try:
                         _write(job, i, run, of_runs[i], new, stop)

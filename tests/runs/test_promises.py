@@ -230,6 +230,10 @@ def bills_everybody(state, info, federation, cohort):
     return state, info._replace(up=jax.tree.map(lambda leaf: leaf + 1, info.up))
 
 
+def learns_from_losses(state, info, federation, cohort):
+    return moved(state, sum(loss.sum() for loss in info.loss)), info
+
+
 def nothing(state, info, federation, cohort):
     return state, info
 
@@ -252,6 +256,7 @@ def nothing(state, info, federation, cohort):
             altered(means_over_places), promises.ignores_empty_places, "empty places change state.shared[0]"
         ),
         long(altered(reads_padding), promises.ignores_padding, "other images in the places after"),
+        (altered(learns_from_losses), promises.protects_rows, "--privacy rows['personal'][0] depends"),
         long(altered(reads_test_rows), promises.ignores_test_rows, "other test rows of the clients"),
         long(
             altered(touches_everybody), promises.leaves_the_absent_alone, "state.kept[0].params['classifier']"

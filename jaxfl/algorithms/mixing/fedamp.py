@@ -142,7 +142,9 @@ def build(config: FedAMP) -> fl.Algorithm:
     def matrices(state):
         return {"attention": attention(state).xi}
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices, wire=("rows",))
+    )
 
 
 fedamp = fl.Method("fedamp", build, FedAMP)

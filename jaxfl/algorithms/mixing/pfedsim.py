@@ -137,7 +137,9 @@ def build(config: PFedSim) -> fl.Algorithm:
         everyone = jnp.arange(len(state.phi), dtype=jnp.int32)
         return {"weights": attention(state.phi, everyone, everyone)}
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, personal, matrices=matrices))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, personal, matrices=matrices, wire=("rows",))
+    )
 
 
 pfedsim = fl.Method("pfedsim", build, PFedSim)

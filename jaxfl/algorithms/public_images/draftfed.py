@@ -111,7 +111,7 @@ def build(config: DraftFed) -> fl.Algorithm:
             trained=fl.own_models.predictors(trained),
         )
 
-    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal, wire=("rows",))
 
 
 def global_set(order, federation: fl.Federation, size: int):

@@ -165,7 +165,7 @@ def build(config: PFedHN) -> fl.Algorithm:
         return state.server.v
 
     return fl.each_architecture(
-        fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings, wire=("messages",))
+        fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings, wire=("messages", "rows"))
     )
 
 
