@@ -5,7 +5,6 @@ import importlib
 import itertools
 import pkgutil
 import re
-from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,11 +104,6 @@ def method(choice: str | Method) -> tuple[Method, dict[str, Any]]:
         raise JaxflError(f"{name}: config must be a subclass of jaxfl.Training, decorated by jaxfl.options.")
     if not callable(found.build):
         raise JaxflError(f"{name}: build must be a function that makes an Algorithm from a config.")
-    if isinstance(found.needs, str) or not (callable(found.needs) or isinstance(found.needs, Collection)):
-        raise JaxflError(
-            f'{name}: needs must be a tuple of names, such as ("public",), or a function of a config that '
-            "returns one."
-        )
     own, shared = declared(found.config), [*declared(Setup), *declared(Processes), *OF_COMMANDS]
     for option in own:
         if option in shared:

@@ -24,7 +24,6 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, column, kind_of, of_vectors
 from jaxfl.deployed.export import span
-from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.records import Result, Round
 from jaxfl.machine.processes import is_first
@@ -99,6 +98,11 @@ def on_the_wire(setup: Setup, federation: Federation) -> Iterator[str]:
         yield (
             f"The server ({setup.wire.aggregate}) holds all messages of an architecture at once: about "
             f"{most:.3g} MB if whole models are sent."
+        )
+    if wire.rows:
+        yield (
+            f"Privacy: the gradient of every row is clipped to {wire.rows.clip:g}, noise multiplier "
+            f"{wire.rows.noise:g}; epsilon is that of the client with the largest."
         )
     if accounting := accounting_of(setup, federation):
         epsilon, rounds = accounting.epsilon(setup.run.rounds), setup.run.rounds
@@ -215,13 +219,7 @@ def print_app(files: list[Path]) -> None:
 
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[Observer]:
-    """Yield the observer of runs in progress: a progress bar, or nothing.
-
-    Raises:
-      JaxflError: if `quiet` is neither true nor false.
-    """
-    if not isinstance(quiet, bool):
-        raise JaxflError(f"quiet must be True or False, not {quiet!r}.")
+    """Yield the observer of runs in progress: a progress bar, or nothing."""
     if quiet:
         yield ONLY_WARNINGS
     else:

@@ -68,7 +68,6 @@ def all_of(kind: str) -> RichTable:
 
 
 def _tasks(method: Method) -> str:
-    """Return the tasks of a method with its default options."""
     needs = method.needs(method.config()) if callable(method.needs) else method.needs
     return CLASSES.name if "classes" in needs else ", ".join(TASKS)
 

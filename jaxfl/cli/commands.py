@@ -61,19 +61,12 @@ HELP = (["-h"], ["--help"])
 
 
 class Command(NamedTuple):
-    """A word after `jaxfl`.
+    """A word after `jaxfl`."""
 
-    Args:
-      usage: how to call it: NAME, [NAME] where it can be left out, and ... where there may be several.
-      does: what it does.
-      function: called with the names and an instance of each of `sections`, or with all words.
-      sections: classes of its options; None if the function reads its words.
-    """
-
-    usage: str
-    does: str
-    function: Callable[..., None]
-    sections: tuple[type, ...] | None = None
+    usage: str  # how to call it: NAME, [NAME] where it can be left out, and ... where there may be several
+    does: str  # what it does
+    function: Callable[..., None]  # called with the names and an instance of each section, or with all words
+    sections: tuple[type, ...] | None = None  # classes of its options; None if the function reads its words
 
 
 def call(word: str, words: list[str]) -> None:
@@ -116,7 +109,6 @@ def _from(arguments: list[str], command: str) -> tuple[str | None, list[str]]:
 
 
 def _require(words: list[str], command: str, what: str) -> None:
-    """Refuse words that do not begin with a name."""
     if not words or words[0].startswith("-"):
         raise JaxflError(f"jaxfl {command} needs a {what} first: jaxfl {COMMANDS[command].usage}.")
 
@@ -134,7 +126,6 @@ def _run(arguments: list[str]) -> None:
 
 
 def _run_from(old: Path, arguments: list[str]) -> None:
-    """Repeat a run, or let another method run on its federation."""
     named, flags = names_and_flags(arguments)
     if not named:
         _, again, *others = parse("run --from RUN", flags, [], Repetition, *BESIDE)
@@ -151,7 +142,6 @@ BESIDE = (RunFolder, Logs, Profile, Limit, Processes)  # options of a run that a
 
 
 def _defaults(choice: str, training: Asked | None = None) -> Any:
-    """Return a method's options as they are without flags."""
     method, chosen = registry.method(choice)
     return make(method.config, method.name, {**(training or {}), **chosen})
 
@@ -159,7 +149,6 @@ def _defaults(choice: str, training: Asked | None = None) -> Any:
 def _begin(
     run: Callable, where: RunFolder, logs: Logs, profile: Profile, limit: Limit, processes: Processes
 ) -> None:
-    """Call what runs a method with the options `BESIDE`, once the processes are connected."""
     _join(processes)
     with Bar() as bar:
         terms = Terms(logs.log, False, limit.max_seconds, bar.observer)

@@ -59,17 +59,10 @@ def _words(line: str) -> list[str]:
 def parse(
     program: str, arguments: list[str], sections: Sequence[Any], *commands: type, compared: Sequence[str] = ()
 ) -> list[Any]:
-    """Read flags.
+    """Read flags: what is written for options of runs, by name, and an instance of each of `commands`.
 
-    Args:
-      program: ``run fedper``, for messages and help.
-      arguments: words, all of which must be flags and their values.
-      sections: dataclasses of options of runs, whose values help shows as defaults.
-      *commands: classes of options of the command.
-      compared: methods that are named before the flags.
-
-    Returns:
-      What is written for options of runs, by name, and an instance of each of `commands`.
+    Help shows the values of `sections`, dataclasses of options of runs, as defaults; `commands` are classes
+    of options of the command. Methods `compared` are named before the flags.
 
     Raises:
       JaxflError: if a word is no flag, or no value of one.

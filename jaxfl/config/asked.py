@@ -9,50 +9,31 @@ from jaxfl.errors import JaxflError, nearest
 Asked = Mapping[str, Any]  # by name: words, or values
 Made = TypeVar("Made")
 ELSEWHERE = {  # what PFLlib, FL-bench, Flower and others call some options
-    "learning-rate": "lr",
-    "local-learning-rate": "lr",
-    "local-lr": "lr",
-    "local-epochs": "epochs",
-    "local-epoch": "epochs",
-    "num-clients": "clients",
-    "client-num": "clients",
-    "join-ratio": "participation",
-    "fraction-fit": "participation",
-    "global-rounds": "rounds",
-    "global-epoch": "rounds",
-    "num-rounds": "rounds",
-    "model": "models",
-    "local-batch-size": "batch-size",
-    "gr": "rounds",
-    "ls": "epochs",
-    "lbs": "batch-size",
-    "nc": "clients",
-    "jr": "participation",
-    "eg": "eval-every",
-    "cdr": "dropout",
-    "client-drop-rate": "dropout",
-    "num-new-clients": "newcomers",
-    "data": "dataset",
-    "out": "run-dir",
-    "output-dir": "run-dir",
-    "save-dir": "run-dir",
+    "lr": ("learning-rate", "local-learning-rate", "local-lr"),
+    "epochs": ("local-epochs", "local-epoch", "ls"),
+    "clients": ("num-clients", "client-num", "nc"),
+    "participation": ("join-ratio", "fraction-fit", "jr"),
+    "rounds": ("global-rounds", "global-epoch", "num-rounds", "gr"),
+    "models": ("model",),
+    "batch-size": ("local-batch-size", "lbs"),
+    "eval-every": ("eg",),
+    "dropout": ("client-drop-rate", "cdr"),
+    "newcomers": ("num-new-clients",),
+    "dataset": ("data",),
+    "run-dir": ("out", "output-dir", "save-dir"),
 }
 
 
 def elsewhere(name: str, known: Collection[str]) -> str | None:
     """Return what another program's option is called here, spelled as in `known`; None if not known."""
-    ours = ELSEWHERE.get(name.replace("_", "-"), "")
+    ours = next((ours for ours, theirs in ELSEWHERE.items() if name.replace("_", "-") in theirs), None)
     return next((one for one in known if one.replace("_", "-") == ours), None)
 
 
 def read_options(whose: str, known: Mapping[str, Option], asked: Asked, mark: str = "--") -> dict[str, Any]:
     """Return the values that are asked for, by name.
 
-    Args:
-      whose: owner of the options, for the messages.
-      known: its options.
-      asked: what is written for some of them.
-      mark: what an option's name begins with in messages: as a flag by default.
+    `whose` options they are says the message, with `mark` before their names: as flags by default.
 
     Raises:
       JaxflError: if there is no such option, or its value has another type or is out of range.
@@ -69,11 +50,7 @@ def read_options(whose: str, known: Mapping[str, Option], asked: Asked, mark: st
 
 
 def require_known(whose: str, known: Collection[str], asked: Collection[str]) -> None:
-    """Refuse an option that is not known.
-
-    Raises:
-      JaxflError: naming the one that may be meant.
-    """
+    """Refuse an option that is not known."""
     for name in asked:
         if name not in known:
             ours = elsewhere(name, known)

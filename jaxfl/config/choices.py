@@ -32,11 +32,7 @@ def function(
 ) -> tuple[str, Callable, dict]:
     """Return the name and function of a choice, and its options as keyword arguments.
 
-    Args:
-      kind: what the choice is of, for messages.
-      table: the built-in functions by name.
-      choice: ``name,option=value`` or ``my.py:object,option=value``.
-      given: keyword arguments that the user cannot choose.
+    `kind` says in messages what the choice is of; the user cannot choose the arguments that are `given`.
     """
     name, options = split(choice)
     found = lookup(kind, table, name)

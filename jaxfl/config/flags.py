@@ -12,12 +12,9 @@ from jaxfl.errors import JaxflError
 
 
 def parse_flags(program: str, arguments: list[str], *sections: Any) -> tuple[dict[str, Any], list[str]]:
-    """Divide words into flags with their words, and others.
+    """Divide words into flags with their words, and others; print the help if asked for it, and end.
 
-    Args:
-      program: ``run fedper``, for messages and help.
-      arguments: words; with --help among them, the help is printed and the process ends.
-      *sections: dataclasses, perhaps with dataclasses as fields, whose values help shows as defaults.
+    The values of the sections, dataclasses that may have dataclasses as fields, are shown as defaults.
 
     Returns:
       What is written, by option: a word, several in a list, or whether a switch is on; of an option that is

@@ -22,19 +22,12 @@ DECORATED = "__jaxfl_options__"  # attribute of a class that `options` has made 
 
 
 class Option(NamedTuple):
-    """What an option is: words, Python, TOML and JSON are read by this one description.
+    """What an option is: words, Python, TOML and JSON are read by this one description."""
 
-    Args:
-      name: its name; a flag has ``-`` in place of ``_``.
-      type: its annotation, see `values.alternatives`.
-      default: its default, `dataclasses.MISSING` if it has none.
-      interval: the range of a number, such as ``[0, inf)``.
-    """
-
-    name: str
-    type: Any
-    default: Any = dataclasses.MISSING
-    interval: str | None = None
+    name: str  # its name; a flag has ``-`` in place of ``_``
+    type: Any  # its annotation, see `values.alternatives`
+    default: Any = dataclasses.MISSING  # its default, `dataclasses.MISSING` if it has none
+    interval: str | None = None  # the range of a number, such as ``[0, inf)``
 
     def read(self, written: Any) -> Any:
         """Return the value that somebody has written, see `values.read`.
@@ -147,11 +140,7 @@ def floats(cls: type) -> list[str]:
 
 
 def _check_declared(cls: type) -> None:
-    """Refuse options whose type does not fit the inherited one, and intervals that cannot be read.
-
-    Raises:
-      JaxflError: naming the class and the option.
-    """
+    """Refuse options whose type does not fit the inherited one, and intervals that cannot be read."""
     for name, option in declared(cls).items():
         for base in cls.__mro__[1:-1]:
             kind = declared(base).get(name, option).type
@@ -194,6 +183,7 @@ class Unread:
     __float__ = __int__ = __bool__ = __neg__ = _refuse
     __jax_array__ = property(_refuse)  # jax.numpy refuses what has it with a sentence of its own
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __getitem__ = __len__ = __iter__ = _refuse
     __abs__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __hash__ = __format__ = __array__ = _refuse
     __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
 

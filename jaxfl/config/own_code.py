@@ -77,7 +77,6 @@ def load(path: Path, attribute: str) -> Any:
 
 
 def _executed(path: Path) -> types.ModuleType:
-    """Execute a file and return its module."""
     module_name = f"{USER}{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader  # as for every file that ends in .py
@@ -179,13 +178,9 @@ def _forget_bytecode(file: Path) -> None:
 
 
 def require_call(what: str, function: Callable, *arguments: str, **options: Any) -> None:
-    """Refuse a function that cannot be called as jaxfl calls it.
+    """Refuse a function that cannot be called with arguments of these names, by position and by name.
 
-    Args:
-      what: what the function is, for the message.
-      function: perhaps the user's own.
-      *arguments: names of what is passed by position.
-      **options: what is passed by name.
+    `what` says in the message what the function is.
 
     Raises:
       JaxflError: naming its file and line, its parameters and those that it must have.

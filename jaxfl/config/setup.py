@@ -165,8 +165,8 @@ class WireOptions:
     """What happens to clients' messages before the server has made something of them (docs/wire.md)."""
 
     privacy: str = "none"
-    """Differential privacy of clients: gaussian,clip=1,noise=1.0,where=server,delta=1e-5. `jaxfl list
-    gaussian` says what options mean."""
+    """Differential privacy: of clients, gaussian,clip=1,noise=1.0,where=server,delta=1e-5; or of their rows,
+    rows,clip=1,noise=1.0,delta=1e-5 (DP-SGD). `jaxfl list gaussian rows` says what options mean."""
     target_epsilon: float | None = within("(0, inf)", None)
     """Choose the noise of --privacy such that epsilon is at most this after the last round."""
     compress: str = "none"

@@ -54,12 +54,10 @@ def _in_words(kind: Any) -> str:
 
 
 def read(annotation: Any, written: Any) -> Any:
-    """Return the value that somebody has written for an option.
+    """Return the value that somebody has written for an option of some type.
 
-    Args:
-      annotation: the option's type. What has no `alternatives` is taken as it is.
-      written: words such as ``3``, ``none`` or ``sgd``, or a value: an array of NumPy stands for its numbers,
-        a list or a single entry for a tuple.
+    It is written as words such as ``3``, ``none`` or ``sgd``, or is a value: an array of NumPy stands for its
+    numbers, a list or a single entry for a tuple. What has no `alternatives` is taken as it is.
 
     Raises:
       ValueError: saying what it must be.

@@ -17,6 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from jaxfl.core import flops, loops, tree
+from jaxfl.core.examples import sealed
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Client, Federation, PerGroup
 
@@ -152,7 +153,7 @@ def _with_data(f, federation: Federation):
     """Return a one-client function whose client knows its data."""
 
     def of_client(key, client, *more):
-        return f(key, dataclasses.replace(client, federation=federation), *more)
+        return f(key, sealed(dataclasses.replace(client, federation=federation)), *more)
 
     return of_client
 
@@ -234,7 +235,7 @@ def visit_client(f, carry, key, federation: Federation, g: int, who, own) -> tup
         client = jax.tree.map(lambda leaf: leaf[place], group)
         (carry, mine), operations = f(jax.random.fold_in(key, client.id), client, carry, mine)
         added = jnp.zeros(group.size.shape, operations.dtype).at[place].add(operations)
-        flops.add(added, group=federation.numbers[g])
+        flops.pass_on(added, group=federation.numbers[g])
         return carry, mine
 
     mine = jax.tree.map(lambda leaf: leaf[place], own)  # out here: a branch would copy all clients' state
@@ -263,7 +264,7 @@ def only_if(present, client: Client) -> Client:
 def _count(federation: Federation, slots: Slots, g: int, operations) -> None:
     """Report the operations (k_g,) of the clients in some places of a group."""
     nobody = jnp.zeros(federation.groups[g].size.shape, operations.dtype)
-    flops.add(nobody.at[slots.index].add(operations, mode="drop"), group=federation.numbers[g])
+    flops.pass_on(nobody.at[slots.index].add(operations, mode="drop"), group=federation.numbers[g])
 
 
 def _summed(one, at_once: int, clients, own, weights):

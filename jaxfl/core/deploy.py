@@ -16,16 +16,9 @@ from jaxfl.data.federation import Federation
 def deployed(
     algorithm: Algorithm, state, federation: Federation, run_key, last: int, rounds: int, client: int
 ) -> Predictor:
-    """Return a client's predictor, the same that was scored.
+    """Return a client's predictor, the same that was scored after round `last`, counted from 0.
 
-    Args:
-      algorithm: of the run.
-      state: after round `last`, perhaps `jaxfl.core.host_state.OnHost`.
-      federation: the clients, on one device; possibly without data.
-      run_key: of the run.
-      last: number of a round, from 0.
-      rounds: of the whole run.
-      client: its id.
+    The federation is on one device, possibly without data; the state may be `jaxfl.core.host_state.OnHost`.
 
     Returns:
       Its `Predictor`; leaves of `stacked` have no axis of clients.

@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfl.config.options import Unread
 from jaxfl.core import flops
 from jaxfl.core.augment import augmentation
 from jaxfl.core.streams import AUGMENTATION, POISON
 from jaxfl.data.federation import Batch, Client, Federation
+from jaxfl.errors import JaxflError
 
 SWEPT = 64  # images that a sweep takes at once
 
@@ -24,20 +26,45 @@ class Examples:
       capacity: length of the list with its padding.
       take: ``(position (B,), mask (B,), key) -> Batch`` (or any pytree) of the examples at some positions;
         `mask` marks the real ones.
+      privacy: clip norm and noise of single rows' gradients, see `jaxfl.core.dp_sgd`; None without.
     """
 
     size: jax.Array
     capacity: int
     take: Callable[[jax.Array, jax.Array, jax.Array], Any]
+    privacy: Any = None
+
+
+class _Sealed(Unread):
+    """What is made of a client's training rows, under `--privacy rows`; a method that reads it is refused."""
+
+    def __init__(self, content: Any):
+        """Put it under seal."""
+        super().__init__(
+            "--privacy rows protects what descend learns from own_rows, so that nothing else may read a "
+            "client's rows or class_counts"
+        )
+        self._content = content
+
+
+def sealed(client: Client) -> Client:
+    """Return a client whose training rows only `own_rows` takes, if the run protects them."""
+    if not (client.federation.wire and client.federation.wire.rows):
+        return client
+    return dataclasses.replace(client, rows=_Sealed(client.rows), class_counts=_Sealed(client.class_counts))
 
 
 def own_rows(client: Client, hyper) -> Examples:
     """Return the training rows of a client in a client map; `hyper.augment` changes images at random.
 
-    Attackers may change their rows, see `jaxfl.mechanisms.wire.attacks`.
+    Attackers may change their rows, see `jaxfl.mechanisms.wire.attacks`. With `--privacy rows` only `descend`
+    takes them.
     """
     federation: Federation = client.federation
-    transform, poison = augmentation(hyper.augment), federation.wire and federation.wire.poison
+    wire, transform, privacy = federation.wire, augmentation(hyper.augment), None
+    poison = wire and wire.poison
+    if isinstance(client.rows, _Sealed):
+        client, privacy = dataclasses.replace(client, rows=client.rows._content), wire.rows
 
     def take(position, mask, key):
         if not (hyper.augment or poison):
@@ -51,12 +78,21 @@ def own_rows(client: Client, hyper) -> Examples:
         batch = federation.batch(client, position, mask, changed)
         return batch._replace(y=poison.labels(poisoned, client, batch.y)) if poison else batch
 
-    return Examples(client.size, client.rows.shape[0], take)
+    return Examples(client.size, client.rows.shape[0], take, privacy)
 
 
 def stretch(examples: Examples, first, size) -> Examples:
-    """Return `size` of the examples, from position `first` on, both () int32."""
+    """Return `size` of the examples, from position `first` on, both () int32.
+
+    Raises:
+      JaxflError: if single rows are private: the accountant knows how often each of all is drawn.
+    """
     last = examples.capacity - 1
+    if examples.privacy:
+        raise JaxflError(
+            "--privacy rows draws from all rows of a client, but the method trains on a part of them; "
+            "leave it out."
+        )
 
     def take(position, mask, key):
         return examples.take(jnp.minimum(first + position, last), mask, key)

@@ -21,13 +21,7 @@ def final_weights(
 ) -> PerGroup:
     """Return the weights of all clients' models as scored: per group `ClientWeights` of NumPy arrays.
 
-    Args:
-      algorithm: the method.
-      federation: the clients.
-      state: after some rounds, on the federation's devices or `jaxfl.core.host_state.OnHost`.
-      key: of the run.
-      done: number of these rounds.
-      rounds: of the whole run.
+    The state is that after the rounds `done`, on the federation's devices or `jaxfl.core.host_state.OnHost`.
 
     Raises:
       JaxflError: if the method predicts with several networks side by side, by `jax.vmap`.

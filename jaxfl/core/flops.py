@@ -21,18 +21,14 @@ from jax.interpreters import partial_eval
 from jaxfl.data.federation import PerGroup
 
 _amounts: ContextVar[list[tuple] | None] = ContextVar("amounts", default=None)
+_noisy_steps: ContextVar[bool] = ContextVar("noisy steps", default=False)
 
 
 class Operations(NamedTuple):
-    """Floating-point operations of a round.
+    """Floating-point operations of a round."""
 
-    Args:
-      clients: per group (n_g,) float, of the group's clients.
-      server: () float, of the computation outside the client map.
-    """
-
-    clients: PerGroup
-    server: Any
+    clients: PerGroup  # per group (n_g,) float, of the group's clients
+    server: Any  # () float, of the computation outside the client map
 
     @property
     def total(self) -> float:
@@ -111,13 +107,32 @@ def collect() -> Iterator[list[tuple]]:
         _amounts.reset(token)
 
 
-def add(amount, group: int | None = None) -> None:
+def add(amount, noisy_steps: Any = 0) -> None:
     """Report operations to the innermost collector; without one, nothing happens.
 
     Args:
-      amount: (), or (n_g,) for the clients of a group: a traced value of the program that the collector
-        encloses, whose loops and branches are those of `jaxfl.core.loops`. Between programs, in a host step,
-        a number.
+      amount: (), a traced value of the program that the collector encloses, whose loops and branches are
+        those of `jaxfl.core.loops`. Between programs, in a host step, a number.
+      noisy_steps: how many steps with noise on single rows' gradients they are part of.
+    """
+    pass_on(jnp.asarray(noisy_steps).astype(float) if _noisy_steps.get() else amount)
+
+
+@contextlib.contextmanager
+def noisy_steps_instead() -> Iterator[None]:
+    """Count noisy steps inside, in place of operations."""
+    token = _noisy_steps.set(True)
+    try:
+        yield
+    finally:
+        _noisy_steps.reset(token)
+
+
+def pass_on(amount, group: int | None = None) -> None:
+    """Report to the innermost collector what another one has collected.
+
+    Args:
+      amount: (), or (n_g,) for the clients of a group.
       group: number of the clients' group, if known.
     """
     amounts = _amounts.get()
@@ -141,7 +156,7 @@ def on_server() -> Iterator[None]:
     with collect() as amounts:
         yield
     for _, amount in amounts:
-        add(jnp.sum(amount))
+        pass_on(jnp.sum(amount))
 
 
 def with_operations(f: Callable) -> Callable:

@@ -24,15 +24,10 @@ SERVER = -1  # owner of an array, instead of a group's number
 
 
 class OnHost(NamedTuple):
-    """A state between rounds.
+    """A state between rounds."""
 
-    Args:
-      state: what a method's `init` returns; clients' arrays (n_g, ...) are NumPy's, and written in place.
-      owners: for each array the number of the group that owns it, or `SERVER`.
-    """
-
-    state: Any
-    owners: Any
+    state: Any  # what a method's `init` returns; clients' arrays (n_g, ...) are NumPy's, and written in place
+    owners: Any  # for each array the number of the group that owns it, or `SERVER`
 
 
 # ---- states
@@ -44,14 +39,7 @@ def all_of(state: Any) -> Any:
 
 
 def taken_over(init: Callable, key, federation: Federation, hyper: Any, state: Any) -> OnHost:
-    """Return an existing state, such as a checkpoint's, as `OnHost`; read-only arrays are copied.
-
-    Args:
-      init: of the method.
-      key: of a run.
-      federation: all clients, `on_host`.
-      hyper: the method's configuration, traced.
-      state: with NumPy arrays of clients.
+    """Return a state with NumPy arrays, such as a checkpoint's, as `OnHost`; read-only arrays are copied.
 
     Raises:
       JaxflError: if the method's state is not divided by clients.

@@ -13,35 +13,25 @@ from jaxfl.data.federation import Federation
 
 
 class Job(NamedTuple):
-    """One run, or several in one program that differ only in seeds and rates.
+    """One run, or several in one program that differ only in seeds and rates."""
 
-    Args:
-      programs: of the algorithm; with a host step, the job has a single run.
-      federation: clients and data.
-      configs: the method's configuration for each run.
-      cohorts: for each run, per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`. Several runs
-        have equally many places, see `align`.
-      keys: one per run.
-      eval_every: rounds per chunk.
-      score_cohort: whether each round's cohort is scored, see `jaxfl.core.rounds.Report`.
-      likely: whether evaluations tell how likely clients' models find each output, row by row.
-      conditions: one per run; none by default.
-      on_host: whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run
-        whose method has no host step and no phase before the first round.
-      accounting: of differential privacy, a `jaxfl.mechanisms.wire.accounting.Accounting`; None without.
-    """
-
-    programs: Programs
-    federation: Federation
-    configs: Sequence[Any]
+    programs: Programs  # of the algorithm; with a host step, the job has a single run
+    federation: Federation  # clients and data
+    configs: Sequence[Any]  # the method's configuration for each run
     cohorts: Sequence[tuple[Slots, ...]]
-    keys: Sequence[jax.Array]
-    eval_every: int
-    score_cohort: bool = False
-    likely: bool = False
-    conditions: Sequence[Conditions] = ()
+    """For each run, per group `Slots` with leaves (rounds, k_g), see `draw_cohorts`. Several runs have
+    equally many places, see `align`."""
+    keys: Sequence[jax.Array]  # one per run
+    eval_every: int  # rounds per chunk
+    score_cohort: bool = False  # whether each round's cohort is scored, see `jaxfl.core.rounds.Report`
+    likely: bool = False  # whether evaluations tell how likely clients' models find each output, row by row
+    conditions: Sequence[Conditions] = ()  # one per run; none by default
     on_host: bool = False
-    accounting: Any = None
+    """Whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run whose
+    method has no host step and no phase before the first round."""
+    accounting: Sequence[Callable[[int], Any]] = ()
+    """For each run, ``rounds done -> what differential privacy guarantees``, see
+    `jaxfl.mechanisms.wire.accounting`; none without."""
 
     @property
     def rounds(self) -> int:

@@ -74,4 +74,4 @@ def _collected(f: Callable, *args: Any) -> tuple[Any, dict[int, jax.Array]]:
 
 def _add(operations: dict[int, jax.Array]) -> None:
     for owner, amount in operations.items():
-        flops.add(amount, group=None if owner == SERVER else owner)
+        flops.pass_on(amount, group=None if owner == SERVER else owner)

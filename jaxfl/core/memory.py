@@ -47,7 +47,7 @@ def available_to_several(federation: Federation) -> int:
 
 
 def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
-    """Halve a number of clients or runs until its memory fits.
+    """Halve a number of clients or runs until its memory fits; return it, or 1 if nothing fits.
 
     Each trial compiles, a minute for a large network on a GPU, so numbers that cannot fit are skipped.
 
@@ -56,9 +56,6 @@ def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
       needed: returns the bytes that the programs hold with this number, see `peak_bytes`. It may raise if the
         compiler finds them too large.
       limit: the available bytes, see `available`.
-
-    Returns:
-      The number that fits; 1 if nothing fits.
     """
     known = []
     while number > 1:
@@ -99,16 +96,7 @@ def _too_many(number: int, known: list[tuple[int, int]], limit: int) -> bool:
 
 
 def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:
-    """Halve the clients that run side by side until they fit, see `most_that_fit`.
-
-    Args:
-      federation: with the wanted number of `clients_at_once`.
-      needed: returns the bytes that the programs hold at once with a federation.
-      limit: the available bytes.
-
-    Returns:
-      The same federation with as many clients at once as fit, or one if nothing fits.
-    """
+    """Return the federation with as many clients side by side as fit, see `most_that_fit`."""
 
     def with_so_many(number):
         return dataclasses.replace(federation, clients_at_once=number)

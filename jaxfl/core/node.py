@@ -47,23 +47,14 @@ class Scored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-    """A single client.
-
-    Attributes:
-      programs: of the method.
-      averaged: what its server averages.
-      federation: of only this client, see `jaxfl.data.one_client.of_one_client`.
-      state: of the method in this federation.
-      run_key: of the run, which decides the client's batches.
-      schedule: of the run's learning rates, see `jaxfl.core.schedule`.
-    """
+    """A single client."""
 
     programs: Programs
-    averaged: Averaged
-    federation: Federation
-    state: Any
-    run_key: Any
-    schedule: str
+    averaged: Averaged  # what its server averages
+    federation: Federation  # of only this client, see `jaxfl.data.one_client.of_one_client`
+    state: Any  # of the method in this federation
+    run_key: Any  # of the run, which decides the client's batches
+    schedule: str  # of the run's learning rates, see `jaxfl.core.schedule`
 
     @property
     def weight(self) -> int:

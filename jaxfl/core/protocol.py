@@ -19,7 +19,7 @@ Key = jax.Array  # a typed key, `jax.random.key`
 Array = Any  # a JAX array, or a NumPy array that is an argument of a program
 BYTES_PER_SCALAR = 4  # of messages: float32 or int32
 State = Any  # an algorithm's own NamedTuple of pytrees
-WIRE = ("messages", "mean", "feedback")  # what of the wire a method may pass through, see `Algorithm.wire`
+WIRE = ("messages", "mean", "memory", "rows")  # what of the wire a method takes, see `Algorithm.wire`
 
 
 class Slots(NamedTuple):
@@ -133,19 +133,12 @@ class Predict(Protocol):
 
 
 class Averaged(NamedTuple):
-    """The state's fields in a method whose server only averages, so that a client can play its round alone.
+    """Fields of the state in a method whose server only averages, so that a client can play alone."""
 
-    Args:
-      sent: name of the field, per group, that all clients receive, train and send back.
-      kept: name of the field, per group (n_g, ...), that each client keeps.
-      by_rows: whether the mean is weighted by training rows; else it is uniform.
-      step: the round that this describes; an algorithm with another step may do something else.
-    """
-
-    sent: str
-    kept: str
-    by_rows: bool
-    step: Callable
+    sent: str  # name of the field, per group, that all clients receive, train and send back
+    kept: str  # name of the field, per group (n_g, ...), that each client keeps
+    by_rows: bool  # whether the mean is weighted by training rows; else it is uniform
+    step: Callable  # the round that this describes; an algorithm with another step may do something else
 
 
 class Algorithm(NamedTuple):
@@ -167,8 +160,9 @@ class Algorithm(NamedTuple):
         a pass over all clients. Its traffic and operations count for the first round. None for most methods.
       averaged: of a method whose server only averages and has no memory. None for all other methods.
       wire: what of `jaxfl.mechanisms.wire` its rounds pass through, some of `WIRE`: clients' messages go
-        through `sent`; the server's mean is the wire's, `averaged`; clients keep what compression has lost.
-        Options that need more are refused.
+        through `sent`; the server's mean is the wire's, `averaged`; the state holds what clients owe and an
+        adaptive clip norm; and all that is made of training rows, except their number and what is reported,
+        are steps of `descend` on `own_rows`, whose noise protects them. Options that need more are refused.
     """
 
     init: Init

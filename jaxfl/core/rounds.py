@@ -20,37 +20,27 @@ from jaxfl.machine.clock import Deadline
 
 
 class Conditions(NamedTuple):
-    """Conditions of a run's rounds that hold for every method; None where there is none.
+    """Conditions of a run's rounds that hold for every method; None where there is none."""
 
-    Args:
-      rate: (rounds,) float, factor of clients' learning rates, see `jaxfl.core.schedule`.
-      dropped: per group (rounds, n_g) bool, clients that drop out if they take part, see
-        `jaxfl.core.answers`. Given whenever answers can be lost, even if only by a deadline.
-      deadline: how long the server waits for answers.
-    """
-
-    rate: Any = None
+    rate: Any = None  # (rounds,) float, factor of clients' learning rates, see `jaxfl.core.schedule`
     dropped: PerGroup | None = None
-    deadline: Deadline | None = None
+    """Per group (rounds, n_g) bool, clients that drop out if they take part, see `jaxfl.core.answers`. Given
+    whenever answers can be lost, even if only by a deadline."""
+    deadline: Deadline | None = None  # how long the server waits for answers
 
 
 class Report(NamedTuple):
-    """Results of a round besides the state.
+    """Results of a round besides the state."""
 
-    Args:
-      info: what the algorithm reports, without its predictors.
-      flops: floating-point operations of the step, and of the host step if there is one.
-      scores: of the round's cohort, on request: per moment ("received" before local training, "trained" right
-        after it and "teacher" on the same rows if the method reports them, "personal" at the end) and group a
-        `Score` with leaves (k_g,).
-      lost: per group (k_g,) bool, the clients of the cohort whose answers are lost; None if none can be. The
-        ledger counts them in full, except what clients that drop out would have sent.
-    """
-
-    info: Info
-    flops: flops.Operations
+    info: Info  # what the algorithm reports, without its predictors
+    flops: flops.Operations  # floating-point operations of the step, and of the host step if there is one
     scores: dict[str, PerGroup]
+    """Of the round's cohort, on request: per moment ("received" before local training, "trained" right after
+    it and "teacher" on the same rows if the method reports them, "personal" at the end) and group a `Score`
+    with leaves (k_g,)."""
     lost: PerGroup | None = None
+    """Per group (k_g,) bool, the clients of the cohort whose answers are lost; None if none can be. The
+    ledger counts them in full, except what clients that drop out would have sent."""
 
 
 class Programs(NamedTuple):

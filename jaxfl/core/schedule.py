@@ -88,10 +88,6 @@ SCHEDULES = {"constant": constant, "cosine": cosine, "step": step}
 def factors(choice: str, rounds: int) -> np.ndarray | None:
     """Return the factor of every round, (rounds,) float; None for ``constant``.
 
-    Args:
-      choice: ``cosine,warmup=5``, see `SCHEDULES`, or ``my.py:schedule``.
-      rounds: of the run.
-
     Raises:
       JaxflError: if there is no such schedule, or a factor is not positive.
     """

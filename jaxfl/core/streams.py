@@ -7,6 +7,8 @@
     client   ->  fold_in(its round's key, its id);  beside the clients PUBLIC, SERVER and SHARED_BATCHES
     epoch e  ->  fold_in(fold_in(its client's key, phase), e), the order of rows
     batch b  ->  fold_in(its epoch's key, b);  beside the batches FURTHER_PARTS, in one AUGMENTATION, POISON
+    noisy t  ->  fold_in(fold_in(its client's key, phase), t), its sample;  its batches b, and NOISE
+    row r    ->  fold_in(its noisy step's batch's key, r)
     message  ->  fold_in(its client's key, WIRE)
     server   ->  fold_in(the round's key, WIRE - 1 - number of the architecture), its noise
 
@@ -24,27 +26,19 @@ SHARED_BATCHES = 2**31 - 3  # minus its number: a batch that all clients see at 
 AUGMENTATION = 2**31 - 1  # folded into a batch's key
 POISON = 2**31 - 2  # the same: which rows of an attacker are changed
 WIRE = 2**30  # folded into a client's key: its message; less 1 and an architecture's number, a round's: noise
+NOISE = 2**31 - 1  # folded into a noisy step's key
 FURTHER_PARTS = 2**31  # minus its number: the order of a further list of examples in the same epoch
 
 
 class Streams(NamedTuple):
-    """Keys of a run.
+    """Keys of a run."""
 
-    Args:
-      init: of initial weights.
-      rounds: of all rounds.
-      host: of host steps; that of round t is ``fold_in(host, t)``.
-      scores: of scoring clients after a round; that of round t is ``fold_in(scores, t)``.
-      prepare: of the phase before the first round.
-      join: of the round in which newcomers join.
-    """
-
-    init: jax.Array
-    rounds: jax.Array
-    host: jax.Array
-    scores: jax.Array
-    prepare: jax.Array
-    join: jax.Array
+    init: jax.Array  # of initial weights
+    rounds: jax.Array  # of all rounds
+    host: jax.Array  # of host steps; that of round t is ``fold_in(host, t)``
+    scores: jax.Array  # of scoring clients after a round; that of round t is ``fold_in(scores, t)``
+    prepare: jax.Array  # of the phase before the first round
+    join: jax.Array  # of the round in which newcomers join
 
 
 def streams(run_key) -> Streams:

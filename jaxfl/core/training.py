@@ -27,6 +27,7 @@ from jaxfl.core.batches import (
     batches_per_phase,
     complete_passes,
 )
+from jaxfl.core.dp_sgd import noisy_descent, require_alone
 from jaxfl.core.examples import Examples
 from jaxfl.core.streams import FURTHER_PARTS
 from jaxfl.data.federation import Batch
@@ -168,11 +169,16 @@ def fit(
         `jaxfl.core.streams`; part i of several `examples` uses ``fold_in(batch's key, i)``.
 
     Raises:
-      JaxflError: if batches hold one row, and all would be left out.
+      JaxflError: if batches hold one row, and all would be left out, or if single rows are private.
     """
-    key = key if phase is None else jax.random.fold_in(key, phase)
+    key = _of_phase(key, phase)
     several = not isinstance(examples, Examples)
     parts = examples if several else (examples,)
+    if any(part.privacy for part in parts):
+        raise JaxflError(
+            "--privacy rows protects what descend learns from own_rows, but the method trains on them in "
+            "another way; leave it out."
+        )
     batch_size = min(batch_size, max(2, *(part.capacity for part in parts)))  # longer ones hold only padding
     places = jnp.arange(batch_size, dtype=jnp.int32)
     # Traced once, for its blocks, its operations and the loop; the partial function was never traced before.
@@ -238,6 +244,10 @@ def fit(
     return Fitted(carry, loss / jnp.maximum(total, 1).astype(loss.dtype), total)
 
 
+def _of_phase(key, phase: int | None):
+    return key if phase is None else jax.random.fold_in(key, phase)
+
+
 def steps_of(size, model: Model, hyper: Training):
     """Return the number of mini-batches, () int32, of a round in which a model trains on `size` rows."""
     count = batches_per_epoch(size, hyper.batch_size, skip_single_row=bool(model.needing_two_rows))
@@ -277,7 +287,8 @@ def descend(
 ) -> Trained:
     """Minimise a loss over some blocks by mini-batch steps of a new optimiser.
 
-    Other blocks keep their parameters bit for bit: they get neither gradients nor weight decay.
+    Other blocks keep their parameters bit for bit: they get neither gradients nor weight decay. Private rows
+    get the noisy steps of `jaxfl.core.dp_sgd`.
 
     Args:
       loss: ``(weights, batch, key) -> (value, stats)``, the mean over the batch's real rows; with a `tally`
@@ -296,7 +307,8 @@ def descend(
       tally: initial value of the sum of what the loss observes; not differentiated.
 
     Raises:
-      JaxflError: as `fit`, or if the loss returns something else; then it names the loss's file and line.
+      JaxflError: as `fit`, if the loss returns something else, naming its file and line, or if private rows
+        meet BatchNorm, a tally, or batches of another size than the accountant's.
     """
     require_call("loss", loss, "weights", "batch", "key")
     blocks = weights.params.keys() if blocks is None else blocks
@@ -305,27 +317,38 @@ def descend(
     frozen = {name: leaves for name, leaves in weights.params.items() if name not in blocks}
     free = {name: leaves for name, leaves in weights.params.items() if name in blocks}
 
+    length = hyper.length if epochs is None else epochs
+
+    def objective(free, stats, batch, key):
+        found = loss(Weights(frozen | free, stats), batch, key)
+        _check_loss(loss, found, stats, tally)
+        value, *rest = found
+        return value, rest
+
+    if isinstance(examples, Examples) and examples.privacy:
+        require_alone(weights.stats, counted=tally is None and batch_size == hyper.batch_size)
+        free, value, taken = noisy_descent(
+            lambda free, row, key: objective(free, weights.stats, row, key)[0],
+            free,
+            optimizer,
+            _of_phase(key, phase),
+            examples,
+            epochs=length,
+            batch_size=batch_size,
+        )
+        return Trained(Weights(frozen | free, weights.stats), value, taken)
+
     def update(carry, batch, key):
         free, stats, opt_state, tally = carry
-
-        def objective(free):
-            found = loss(Weights(frozen | free, stats), batch, key)
-            _check_loss(loss, found, stats, tally)
-            value, *rest = found
-            return value, rest
-
-        free, opt_state, value, (stats, *observed) = improve(objective, free, opt_state, optimizer)
+        free, opt_state, value, (stats, *observed) = improve(
+            lambda free: objective(free, stats, batch, key), free, opt_state, optimizer
+        )
         tally = jax.tree.map(jnp.add, tally, *observed)
         return (free, stats, opt_state, tally), value
 
+    carry = free, weights.stats, optimizer.init(free), tally
     (free, stats, _, tally), value, taken = fit(
-        update,
-        (free, weights.stats, optimizer.init(free), tally),
-        key,
-        examples,
-        epochs=hyper.length if epochs is None else epochs,
-        batch_size=batch_size,
-        phase=phase,
+        update, carry, key, examples, epochs=length, batch_size=batch_size, phase=phase
     )
     return Trained(Weights(frozen | free, stats), value, taken, tally)
 

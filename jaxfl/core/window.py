@@ -23,23 +23,16 @@ LISTS = "rows", "validation_rows", "test_rows"  # a client's lists of rows
 
 
 class Window(NamedTuple):
-    """The clients of a cohort as a federation.
-
-    Args:
-      federation: w_g = 1 + k_g clients per group: the stranger, then one for each place, in the order of
-        clients. An empty place has the group's last client, who is not `real`. The only images are theirs and
-        the public ones; row numbers refer to these.
-      cohort: the same, in the same places.
-      rows: per group (k_g,) int, positions of these clients in the group of the whole federation.
-      real: per group (k_g,) bool, False after the clients of the cohort.
-      stranger: the value of all the stranger's entries, one of `STRANGERS`.
-    """
+    """The clients of a cohort as a federation."""
 
     federation: Federation
-    cohort: Cohort
-    rows: PerGroup
-    real: PerGroup
-    stranger: int
+    """w_g = 1 + k_g clients per group: the stranger, then one for each place, in the order of clients. An
+    empty place has the group's last client, who is not `real`. The only images are theirs and the public
+    ones; row numbers refer to these."""
+    cohort: Cohort  # the same, in the same places
+    rows: PerGroup  # per group (k_g,) int, positions of these clients in the group of the whole federation
+    real: PerGroup  # per group (k_g,) bool, False after the clients of the cohort
+    stranger: int  # the value of all the stranger's entries, one of `STRANGERS`
 
 
 def on_host(federation: Federation) -> Federation:
@@ -49,12 +42,9 @@ def on_host(federation: Federation) -> Federation:
 
 
 def around(federation: Federation, cohort: Cohort, stranger: int = STRANGERS[0]) -> Window:
-    """Return the window of a cohort; cohorts of one size have windows of one shape.
+    """Return the window of a round's cohort, with one of `STRANGERS`, in a federation `on_host`.
 
-    Args:
-      federation: all clients, `on_host`.
-      cohort: of one round.
-      stranger: which of `STRANGERS` is the first client.
+    Cohorts of one size have windows of one shape.
     """
 
     def of_group(group: Client, slots: Slots):
@@ -124,9 +114,7 @@ def _most(federation: Federation, clients: PerGroup) -> int:
 def round_on(window: Window, conditions: Conditions) -> tuple[Federation, Cohort, Conditions]:
     """Return the arguments after the state for the program of rounds, for a single round.
 
-    Args:
-      window: of the round's cohort.
-      conditions: of all clients, with a leading axis of length 1.
+    The conditions are those of all clients, with a leading axis of length 1.
     """
     groups = jax.tree.map(lambda leaf: leaf[None], window.cohort.groups)
     cohort = replace(window.cohort, round=np.asarray(window.cohort.round)[None], groups=groups)

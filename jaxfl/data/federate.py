@@ -118,13 +118,7 @@ def without_data(
 ) -> Federation:
     """Return a federation on one device without images and labels, see `jaxfl.data.absent`.
 
-    Args:
-      partition: rows of every client.
-      models: pairs (architecture, number of clients), in the order of client ids.
-      moments: by which images are normalised.
-      public: number of public images.
-      links: (N, N) bool, which clients are linked.
-      vocabulary: number of different tokens, if the rows are tokens.
+    Of `public` images there is only the number; the other arguments are as in `federate`.
 
     Raises:
       JaxflError: if the numbers of clients or outputs do not agree.
@@ -192,7 +186,6 @@ def _groups(partition: Partition, models: Sequence[tuple[Model, int]], class_cou
 
 
 def _training_rows(groups: Sequence[Client]) -> jax.Array:
-    """Return `training_rows` of a `Federation`."""
     rows = [np.where(group.newcomer, 0, group.size).sum() for group in groups]
     return jax.device_put(np.array(rows, float))
 

@@ -76,12 +76,7 @@ def as_text(matrix: np.ndarray) -> str:
 
 
 def links(name: str, graph: Any, clients: int) -> np.ndarray:
-    """Return which clients a graph links: (N, N) bool, symmetric; none is linked with itself.
-
-    Args:
-      name: name of the graph, for messages.
-      graph: networkx graph whose nodes must be the ids 0..N-1.
-      clients: N, number of clients.
+    """Return which clients a graph of their ids links: (N, N) bool, symmetric; none with itself.
 
     Raises:
       JaxflError: if it is not a graph, has other nodes, or is not connected.

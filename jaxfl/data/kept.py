@@ -26,21 +26,13 @@ COLUMN = "column/"  # begins the names of arrays that are columns
 
 
 class How(NamedTuple):
-    """How a data set is read, see `jaxfl.data.readers.load`.
+    """How a data set is read, see `jaxfl.data.readers.load`."""
 
-    Args:
-      name: of the source, as it was asked for.
-      key: all that decides what is read, besides the content of files.
-      data_dir: folder of tensorflow-datasets' sets.
-      labelled: whether images must have labels.
-      task: what labels are.
-    """
-
-    name: str
-    key: str
-    data_dir: Path | None
-    labelled: bool
-    task: str
+    name: str  # of the source, as it was asked for
+    key: str  # all that decides what is read, besides the content of files
+    data_dir: Path | None  # folder of tensorflow-datasets' sets
+    labelled: bool  # whether images must have labels
+    task: str  # what labels are
 
 
 def kept(how: How, files: Iterable[Path], read: Callable[[], Source]) -> Source:

@@ -26,14 +26,9 @@ class Moments(NamedTuple):
 
 
 def training_moments(source: Source, train: Sequence[np.ndarray], normalise: str = "auto") -> Moments:
-    """Return the moments of the rows that clients train on, each counted once; `train` has these.
+    """Return the moments of the rows that clients train on, each counted once.
 
     No other row has an effect on them: neither those for validation and testing, nor public or unused ones.
-
-    Args:
-      source: the data.
-      train: per client the rows that it trains on.
-      normalise: of what inputs have moments, see `moments`.
 
     Raises:
       JaxflError: if tokens are to be normalised.

@@ -31,10 +31,7 @@ class Own(NamedTuple):
 def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
     """Return a federation of a single client, which has only its own images.
 
-    Args:
-      own: images and labels of the client.
-      whole: federation, perhaps without data, whose moments normalise the images.
-      client: id of the client in `whole`.
+    `whole`, perhaps without data, has the moments that normalise them.
 
     Raises:
       JaxflError: if there are not as many labels as images, one is of a class that the client lacks, or a

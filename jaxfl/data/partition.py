@@ -98,11 +98,8 @@ def divide(
       by: (N,), what the partitioner gets for every row of the source; its label by default.
 
     Raises:
-      JaxflError: if an argument is out of range, a client is left without test rows, or all are without
-        training rows.
+      JaxflError: if a client is left without test rows, or all are without training rows.
     """
-    most = {"max_train": max_train, "max_test": max_test}
-    _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public)
     row_rng, test_rng, validation_rng, label_rng, public_rng, most_rng = (
         generator(seed, stream) for stream in (ROWS, TEST, VALIDATION, LABELS, PUBLIC, MOST)
     )
@@ -231,27 +228,6 @@ def _of_every_class(pool, labels, share: float, rng) -> np.ndarray:
     return rows
 
 
-def _check_arguments(clients, seed, test, labels, test_fraction, validation_fraction, most, public):
-    if test not in ("own", "source", "split", "all"):
-        raise JaxflError(f'test is {test!r}; it must be "own", "source", "split" or "all".')
-    if labels not in ("unified", "independent", "permuted"):
-        raise JaxflError(f'labels is {labels!r}; it must be "unified", "independent" or "permuted".')
-    if clients is not None and clients < 1:
-        raise JaxflError(f"A federation of {clients} clients is empty; it needs at least 1.")
-    if seed < 0:
-        raise JaxflError(f"The seed is {seed}; it must be 0 or more.")
-    for name, rows in most.items():
-        if rows is not None and rows < 1:
-            raise JaxflError(f"{name} is {rows}; every client needs at least 1 row.")
-    for name, value in (
-        ("test_fraction", test_fraction),
-        ("validation_fraction", validation_fraction),
-        ("The public share", public),
-    ):
-        if not 0 <= value < 1:
-            raise JaxflError(f"{name} is {value}; it must be at least 0 and below 1.")
-
-
 def _source_test(source: Source, of_rows: np.ndarray, classes: np.ndarray, most: int | None, rng):
     """Return the source's test rows of some classes: all, or at most `most` and equally many of each.
 
@@ -310,34 +286,23 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
     """Return as arrays, once checked, what a partitioner has returned; it may be the user's own."""
 
     def fits(part):
-        return part.ndim == 1 and (
-            not part.size or (part.dtype.kind in "iu" and part.min() >= 0 and part.max() < rows)
-        )
-
-    def repeated(part):
-        found, times = np.unique(part, return_counts=True)
-        return found[times.argmax()] if part.size and times.max() > 1 else None
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            return False
+        there = 0 <= part.min(initial=0) <= part.max(initial=0) < rows
+        return there and len(np.unique(part)) == len(part)
 
     made = f"a {type(parts).__name__}"
     with contextlib.suppress(TypeError, ValueError):  # of anything but a sequence of arrays
         held = [np.asarray(part) for part in parts]
-        wrong = [i for i, part in enumerate(held) if not fits(part)]
-        twice = (
-            [] if wrong else [(i, row) for i, part in enumerate(held) if (row := repeated(part)) is not None]
-        )
-        if held and len(held) == (clients or len(held)) and not wrong and not twice:
+        fitting = [fits(part) for part in held]
+        if held and len(held) == (clients or len(held)) and all(fitting):
             return held
-        made = f"{len(held)} arrays"
-        if twice:
-            made += ", the one of client {} with {} more than once".format(*twice[0])
-        if wrong:
-            part = held[wrong[0]]
-            span = f" from {part.min()} to {part.max()}" if part.size and part.dtype.kind in "iuf" else ""
-            made += f", the one of client {wrong[0]} with {part.dtype.name}{list(part.shape)}{span}"
+        wrong = "" if all(fitting) else f", that of client {fitting.index(False)} is another"
+        made = f"{len(held)} arrays{wrong}"
     whom = "client" if clients is None else f"of {clients} clients"
     raise JaxflError(
-        f"The partitioner must return, for each {whom}, an array of positions from 0 to {rows - 1}, but "
-        f"returns {made}."
+        f"The partitioner must return, for each {whom}, an array of different positions from 0 to "
+        f"{rows - 1}, but returns {made}."
     )
 
 

@@ -178,14 +178,6 @@ def write_pfllib(
     Images are (n, C, H, W), as clients see them and normalised as jaxfl does; vectors are (n, d). Labels are
     the client's own.
 
-    Args:
-      folder: folder to make.
-      partition: rows of every client.
-      source: data that it divides.
-      name: name of the partition.
-      drawn: shift of each client's images, if any.
-      moments: by which images are normalised.
-
     Raises:
       JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
     """

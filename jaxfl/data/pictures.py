@@ -10,13 +10,7 @@ MOST_NAMED = 40  # clients or classes whose names fit in a picture
 
 
 def draw(counts: np.ndarray, title: str = "", class_names: Sequence[str] = ()) -> Figure:
-    """Draw a field for every client (x) and class (y), white where there are no rows.
-
-    Args:
-      counts: (clients, classes) int, training rows.
-      title: title of the figure.
-      class_names: the classes in words, if they have names.
-    """
+    """Draw training rows (clients, classes): a field for every client and class, white without rows."""
     clients, classes = counts.shape
     width, height = np.clip([0.3 * clients + 2, 0.3 * classes + 1.2], [5, 3.5], [14, 9])  # inches
     figure = Figure((width, height), layout="constrained", dpi=150)
@@ -41,9 +35,7 @@ def name_classes(axis, names: Sequence[str]) -> None:
 def draw_seen(images: np.ndarray, title: str) -> Figure:
     """Draw a few images as each of a few clients sees them, a line for every client.
 
-    Args:
-      images: (clients, k, H, W, C) floats; three channels are drawn in colour, else only the first.
-      title: title of the figure.
+    The images are (clients, k, H, W, C) floats; three channels are drawn in colour, else only the first.
     """
     clients, k = images.shape[:2]
     low, high = images.min(), images.max()

@@ -19,10 +19,7 @@ from jaxfl.errors import JaxflError
 def read(path: Path, stream: IO[bytes], array: Callable[[np.ndarray], Any] = lambda found: found) -> Any:
     """Return the value of a pickle; an array of objects as the list of these, or the only one.
 
-    Args:
-      path: for the sentence of a refusal.
-      stream: where the pickle begins.
-      array: what is returned of each array of numbers.
+    `array` says what stands for an array of numbers.
 
     Raises:
       JaxflError: if it is damaged, or needs anything else to be imported.

@@ -13,17 +13,11 @@ from jaxfl.errors import JaxflError
 
 
 class Public(NamedTuple):
-    """Images that the server and all clients see, besides those of the federation's source.
+    """Images that the server and all clients see, besides those of the federation's source."""
 
-    Attributes:
-      images: (P, H, W, C) of the source's size and dtype.
-      labels: (P, ...) of the source's type.
-      labelled: whether the labels mean what the clients' do; otherwise they are not used.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    labelled: bool
+    images: np.ndarray  # (P, H, W, C) of the source's size and dtype
+    labels: np.ndarray  # (P, ...) of the source's type
+    labelled: bool  # whether the labels mean what the clients' do; otherwise they are not used
 
 
 def adapt(

@@ -46,7 +46,6 @@ class Reader(NamedTuple):
 
 
 def _read_own(name: str, how: How) -> Source:
-    """Call the user's function for a `Source`."""
     function = choices.lookup("data set", {}, name)
     require_call(name.partition(":")[0], function, "data_dir")
     with own_code():

@@ -1,7 +1,6 @@
 """Lists of rows in JSON files written elsewhere."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,10 @@ def parsed(path: Path) -> Any:
     """Return the value of a JSON file.
 
     Raises:
-      JaxflError: if it is missing or not JSON, or gives one name to two values.
+      JaxflError: if it is missing or not JSON.
     """
-
-    def once(pairs):
-        twice = [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]
-        if twice:
-            raise JaxflError(
-                f"{path} has {twice[0]!r} twice, of which only one would count; give each name once."
-            )
-        return dict(pairs)
-
     try:
-        return json.loads(path.read_bytes(), object_pairs_hook=once)
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise JaxflError(f"There is no file {path}.") from None
     except OSError as error:

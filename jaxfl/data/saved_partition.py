@@ -20,11 +20,6 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
     validation and test the rows of all clients in one array (``train``) and the number of each client's
     (``train_sizes``), ``names`` of the clients if they have any, and the ``words`` of a text.
 
-    Args:
-      partition: partition to write.
-      source: data that it divides.
-      path: file to write.
-
     Raises:
       JaxflError: if it cannot be written.
     """
@@ -47,11 +42,7 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
 
 
 def load(path: str | Path, source: Source) -> Partition:
-    """Read a partition that `save` wrote.
-
-    Args:
-      path: file to read.
-      source: data that it divides.
+    """Read a partition of a source that `save` wrote.
 
     Raises:
       JaxflError: if the file is missing, damaged, or a partition of other data.

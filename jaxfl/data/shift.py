@@ -101,23 +101,14 @@ APPLIED: dict[str, Callable] = {"rotate": _rotated, "colour": _coloured, "noise"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """Rows as their clients see them: each is an image of the data set and its owner.
+    """Rows as their clients see them: each is an image of the data set and its owner."""
 
-    Attributes:
-      image: (V,) int32, place of each row's image; an image of several clients has a row for each.
-      number: (V,) int32, number of that image in the data set, from which noise is drawn.
-      owner: (V,) int32, id of the client; N for public rows, which are unchanged.
-      amounts: per kind (N + 1,) float, by owner.
-      seed: () uint32, seed of noise.
-      kinds: names in `SHIFTS`, in the order in which they are applied.
-    """
-
-    image: jax.Array
-    number: jax.Array
-    owner: jax.Array
-    amounts: tuple[jax.Array, ...]
-    seed: jax.Array
-    kinds: tuple[str, ...] = static()
+    image: jax.Array  # (V,) int32, place of each row's image; an image of several clients has a row for each
+    number: jax.Array  # (V,) int32, number of that image in the data set, from which noise is drawn
+    owner: jax.Array  # (V,) int32, id of the client; N for public rows, which are unchanged
+    amounts: tuple[jax.Array, ...]  # per kind (N + 1,) float, by owner
+    seed: jax.Array  # () uint32, seed of noise
+    kinds: tuple[str, ...] = static()  # names in `SHIFTS`, in the order in which they are applied
 
     def look(self, images, rows, std):
         """Return rows (B,) of images (N, H, W, C) as floats (B, H, W, C), not yet normalised."""
@@ -139,25 +130,15 @@ def _changed(kinds, images, amounts, seed, owner, number, std):
 
 
 class Drawn(NamedTuple):
-    """The shift of each client's images.
+    """The shift of each client's images."""
 
-    Attributes:
-      kinds: names in `SHIFTS`, in the order in which they are applied.
-      amounts: per kind (clients,).
-      seed: seed of noise.
-    """
-
-    kinds: tuple[str, ...]
-    amounts: tuple[np.ndarray, ...]
-    seed: int
+    kinds: tuple[str, ...]  # names in `SHIFTS`, in the order in which they are applied
+    amounts: tuple[np.ndarray, ...]  # per kind (clients,)
+    seed: int  # seed of noise
 
 
 def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
-    """Raise `JaxflError` if a shift makes no sense for images of a shape (H, W, C).
-
-    Raises:
-      JaxflError: naming the data set `name`.
-    """
+    """Raise `JaxflError` if a shift makes no sense for images of a shape (H, W, C)."""
     for kind in kinds:
         if len(shape) == 1:
             raise JaxflError(f"--shift {kind} changes images, but {name} holds tokens; leave it out.")
@@ -174,10 +155,7 @@ def require(name: str, kinds: Sequence[str], shape: Sequence[int]) -> None:
 def shifted(partition: Partition, public: np.ndarray, drawn: Drawn) -> tuple[Partition, Shift]:
     """Return a partition of rows as their clients see them, and the `Shift` of these.
 
-    Args:
-      partition: partition of a data set.
-      public: (P,), rows of the public images.
-      drawn: shift of each client's images.
+    `public` (P,) are the rows of the public images.
     """
     clients = len(partition.train)
     parts = [rows for part in PARTS for rows in getattr(partition, part)]

@@ -104,11 +104,7 @@ def column(source: Source, name: str) -> np.ndarray:
 
 
 def require_everywhere(name: str, column: str, values: np.ndarray) -> None:
-    """Refuse words (N,) of which some are empty: rows without a value.
-
-    Raises:
-      JaxflError: saying how many, and the first.
-    """
+    """Refuse words (N,) of which some are empty: rows without a value."""
     if values.dtype.kind in "SU" and (without := np.flatnonzero(values == values.dtype.type())).size:
         raise JaxflError(
             f"{name}: {len(without)} of {len(values)} rows have no {column!r}, the first is row "
@@ -117,11 +113,7 @@ def require_everywhere(name: str, column: str, values: np.ndarray) -> None:
 
 
 def of_classes(source: Source, chosen: str) -> Source:
-    """Return the rows of some classes, which are numbered anew from 0, in ascending order.
-
-    Args:
-      source: any source.
-      chosen: classes and ranges of them: "10-19", "3", "0-4+8".
+    """Return the rows of some classes, such as "0-4+8", numbered anew from 0 in ascending order.
 
     Raises:
       JaxflError: if this is not such a text, or names a class twice or one that is not there.
@@ -235,18 +227,9 @@ def from_arrays(
         raise JaxflError(f"{name}: columns of a Source must be a dict of arrays by name, not {columns!r}.")
     if numbers is None:
         numbers = np.arange(len(labels))
-    numbers = _array(name, "numbers", numbers)
-    if (
-        numbers.dtype.kind not in "iu"
-        or numbers.shape != labels.shape[:1]
-        or len(np.unique(numbers)) < len(labels)
-    ):
-        raise JaxflError(
-            f"{name}: numbers of a Source must hold a whole number for each of {len(labels)} rows, each once."
-        )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
-    came_from = numbers[order]
+    came_from = np.asarray(numbers)[order]
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
     arrays = images[order], labels[order], train[order]

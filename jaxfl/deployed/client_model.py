@@ -20,25 +20,14 @@ BATCH = 64  # most images at a time
 
 
 class Images(NamedTuple):
-    """The shape, type and normalisation of a run's images.
+    """The shape, type and normalisation of a run's images."""
 
-    Args:
-      shape: (H, W, C) of an image, or (T,) of tokens.
-      dtype: type of the data set: uint8, or float32 for floats and for the images that a `--shift` makes, or
-        int32 for tokens.
-      mean: (1, 1, 1, C), or (1, H, W, C) of each value, mean of the images that clients train on, in raw
-        units.
-      std: the same, their standard deviation, in raw units.
-      shifted: whether each client sees images of its own, see `Loaded.seen`.
-      vocabulary: number of different tokens, if the rows are tokens; else 0.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    mean: np.ndarray
-    std: np.ndarray
-    shifted: bool = False
-    vocabulary: int = 0
+    shape: tuple[int, ...]  # (H, W, C) of an image, or (T,) of tokens
+    dtype: np.dtype  # uint8, float32 (of floats, and images with a `--shift`) or int32 of tokens
+    mean: np.ndarray  # (1, 1, 1, C), or (1, H, W, C) of each value, of training images in raw units
+    std: np.ndarray  # the same, their standard deviation, in raw units
+    shifted: bool = False  # whether each client sees images of its own, see `Loaded.seen`
+    vocabulary: int = 0  # number of different tokens, if the rows are tokens; else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +146,7 @@ class Deployed:
         """Return whether the scores are just the outputs of the network with `weights`.
 
         This is tested on random images, or if the network has no numbers for these (they may stand for ids)
-        on the client's own.
-
-        Args:
-          own: returns images as in `predict`.
+        on the client's `own`.
         """
         if set(self.weights) - set(self.model.names):
             return False

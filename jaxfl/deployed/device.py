@@ -20,14 +20,11 @@ from jaxfl.runs.observer import ONLY_WARNINGS
 
 
 def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
-    """Open a run at the round from which an app goes on with it, with what the app's server averages.
+    """Open a run with the state from which an app goes on with it, and what the app's server averages.
 
     Args:
       folder: the run's folder.
       after: number of rounds done: that of a checkpoint, by default the newest one, or 0.
-
-    Returns:
-      The run with the state after these rounds, and what the server averages.
 
     Raises:
       JaxflError: if there is no such state, the run has several architectures, or its method needs more than

@@ -30,17 +30,10 @@ CARD = "README.md"
 def export(
     models: Models, folder: Path, clients: Sequence[int] | int | None, own: Callable[[int], np.ndarray]
 ) -> list[Path]:
-    """Write the models that clients of a run deploy.
+    """Write the models that clients of a run deploy, by default of all; return the paths of the files.
 
-    Args:
-      models: the run's models.
-      folder: new or empty folder. It gets a card, and a file for each client, or one for all that share a
-        model and number their classes alike.
-      clients: ids of the clients; None for all.
-      own: returns some images of a client, as it sees them.
-
-    Returns:
-      The paths of the files.
+    The folder gets a card, and a file for each client, or one for all that share a model and number their
+    classes alike. `own` returns some images of a client, as it sees them.
 
     Raises:
       JaxflError: if safetensors is not installed, the folder holds anything or cannot be written, or a model
@@ -75,7 +68,6 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
 
 
 def _about(models: Models, model: Deployed) -> dict[str, str]:
-    """Return a file's metadata: JSON values by name."""
     run = models.opened
     named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     about = {
@@ -230,7 +222,6 @@ def _normalised(model: Deployed) -> str:
 
 
 def _outputs(model: Deployed, dataset: str) -> str:
-    """Return what outputs stand for."""
     mean, std = map(_list, model.target) if model.target else ("", "")
     return model.model.task.says.format(dataset=dataset, mean=mean, std=std)
 

@@ -26,27 +26,16 @@ from jaxfl.runs.recorded_data import images_of, recorded_moments
 
 
 class Opened(NamedTuple):
-    """A run's checkpoint, and what is needed to interpret it.
-
-    Args:
-      config: the run's configuration.
-      variant: the method.
-      setup: the options.
-      federation: the clients on one device, perhaps without data.
-      partition: the rows of each client.
-      images: their shape, type and normalisation.
-      state: state of the method.
-      record: metrics of the last round before the checkpoint.
-    """
+    """A run's checkpoint, and what is needed to interpret it."""
 
     config: Config
     variant: Variant
     setup: Setup
-    federation: Federation
+    federation: Federation  # the clients on one device, perhaps without data
     partition: Partition
-    images: Images
-    state: Any
-    record: Round
+    images: Images  # their shape, type and normalisation
+    state: Any  # state of the method
+    record: Round  # metrics of the last round before the checkpoint
 
 
 class Models(Sequence[Deployed]):
@@ -123,15 +112,7 @@ class Models(Sequence[Deployed]):
 def opened(
     folder: Path, variant: Variant | None, changed_code: bool, data: bool, rounds: int | None = None
 ) -> Opened:
-    """Read a run's checkpoint.
-
-    Args:
-      folder: the run's folder.
-      variant: its method if that is an object; by default it is found again.
-      changed_code: whether the user's own files may have changed.
-      data: whether to read the data set.
-      rounds: number of rounds done; by default those of the newest checkpoint.
-    """
+    """Read a run's checkpoint."""
     config, metrics = store.read_config(folder), store.read_metrics(folder)
     then = code.latest(folder, config, metrics)
     if not changed_code:

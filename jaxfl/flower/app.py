@@ -13,15 +13,7 @@ COPIED = "client_app.py", "server_app.py"
 
 
 def write(run: Path, folder: Path, after: int | None = None) -> list[Path]:
-    """Write an app for Flower that goes on with a run, or repeats it.
-
-    Args:
-      run: the run's folder, to which the app refers.
-      folder: new or empty folder.
-      after: number of rounds done: that of the newest checkpoint, which is the default, or 0.
-
-    Returns:
-      The paths of the files.
+    """Write an app for Flower that goes on with a run, or repeats it; return the paths of its files.
 
     Raises:
       JaxflError: if the folder holds anything or cannot be written, the run has no such state or several

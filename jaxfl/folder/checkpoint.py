@@ -30,14 +30,10 @@ class Damaged(JaxflError):
 
 
 def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> None:
-    """Write the state after some rounds; the folder appears only when Orbax has completed it.
+    """Write the state after some rounds, and keep only the last `keep` checkpoints.
 
-    Args:
-      folder: the run's folder.
-      rounds: number of rounds done.
-      state: pytree of arrays.
-      fingerprint: hash of the run's configuration.
-      keep: number of checkpoints to keep, including this one.
+    The folder appears only when Orbax has completed it. It is marked by the fingerprint of the run's
+    configuration.
 
     Raises:
       JaxflError: if it cannot be written. Of several processes, one that cannot write ends all.
@@ -77,11 +73,7 @@ def trim(folder: Path, rounds: int, keep: int) -> None:
 def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str) -> tuple[int, Any]:
     """Load the newest readable checkpoint of the first `rounds` rounds; warn of unreadable ones.
 
-    Args:
-      folder: the run's folder.
-      rounds: number of rounds with complete metrics.
-      like: function that makes a pytree of the state's structure, shapes and dtypes.
-      fingerprint: hash of the run's configuration.
+    `like` makes a pytree of the state's structure, shapes and dtypes.
 
     Returns:
       The number of rounds done and the state; 0 and None without a checkpoint.
@@ -105,16 +97,7 @@ def newest(folder: Path, rounds: int, like: Callable[[], Any], fingerprint: str)
 
 
 def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
-    """Read the state of a checkpoint.
-
-    Args:
-      folder: the run's folder.
-      rounds: number of rounds done, one of `saved`.
-      like: pytree of the same structure, shapes and dtypes.
-      fingerprint: hash of the run's configuration.
-
-    Returns:
-      The state, with NumPy leaves.
+    """Return the state after one of the `saved` numbers of rounds, in the form of `like`, in NumPy arrays.
 
     Raises:
       Damaged: if it cannot be read, or is not what was written.
@@ -138,8 +121,8 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
     if leaves is None and written_by == fingerprint:
         raise JaxflError(
             f"The checkpoint {path} is from a version of jaxfl whose models or states had other "
-            f"shapes (of {other}); use that version to continue or load the run, or repeat it with "
-            "`jaxfl run --from`."
+            f"shapes, or from JAX with another jax_enable_x64 ({other} differs); use what it was written "
+            "with, or repeat the run with `jaxfl run --from`."
         )
     if leaves is None:
         raise JaxflError(

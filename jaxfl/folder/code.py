@@ -59,11 +59,7 @@ def same_package(then: Code) -> bool:
 
 @on_first_process
 def refuse_changed(folder: Path, then: Code) -> None:
-    """Refuse to go on if the user's files have changed.
-
-    Raises:
-      JaxflError: naming the first changed file.
-    """
+    """Refuse to go on if the user's files have changed."""
     if files := changed(then):
         if not Path(files[0]).exists():
             raise JaxflError(
@@ -91,7 +87,6 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def _package() -> str:
-    """Return the fingerprint of all source files of jaxfl."""
     digest = hashlib.sha256()
     for path in sorted(_ROOT.rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT)} {_digest(path)}".encode())

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxfl import registry
 from jaxfl.config import choices
 from jaxfl.config.asked import make
@@ -78,10 +76,7 @@ def absolute(setup: Setup) -> Setup:
 def restore(folder: Path, config: Config, changed_code: bool = False) -> tuple[Setup, Variant]:
     """Restore the setup and the variant that a run's configuration describes.
 
-    Args:
-      folder: the run's folder.
-      config: its configuration.
-      changed_code: whether to use the user's own files where they are now, if they have moved with the run.
+    The user's own files that have moved with the run are used only if code may have changed.
 
     Raises:
       JaxflError: if they cannot be found again, or their code is in the run folder, which is only data.
@@ -110,12 +105,10 @@ def restore_setup(folder: Path, config: Config, changed_code: bool = False) -> S
     """Restore the setup that a run's configuration describes, whatever its method is.
 
     Raises:
-      JaxflError: if it does not describe a setup, its code is in the run folder, which is only data, or JAX
-        now computes in another precision.
+      JaxflError: if it does not describe a setup, or its code is in the run folder, which is only data.
     """
     config = moved(folder, config, changed_code)
     _refuse_code_within(folder, config)
-    _require_same_floats(folder, config)
     # A missing option is newer than the run, which did what the default says.
     return Setup.of(**{name: value for name, value in config["options"].items() if name in declared(Setup)})
 
@@ -179,18 +172,7 @@ def _refuse_code_within(folder: Path, config: Config) -> None:
             )
 
 
-def _require_same_floats(folder: Path, config: Config) -> None:
-    """Refuse a run whose numbers are double where JAX's are single now, or the other way round."""
-    then, now = config.get("environment", {}).get("float", "float32"), str(jnp.result_type(float))
-    if then != now:
-        raise JaxflError(
-            f"{folder} was computed in {then}, but JAX computes in {now} now; begin with "
-            f"jax.config.update('jax_enable_x64', {then == 'float64'})."
-        )
-
-
 def _plain(options: dict[str, Any]) -> dict:
-    """Convert options to JSON values, which `read_options` reads."""
     return {name: _json(value) for name, value in options.items()}
 
 

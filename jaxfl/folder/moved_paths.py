@@ -15,11 +15,8 @@ from jaxfl.folder.records import Code, Config
 def moved(folder: Path, config: Config, code: bool = False) -> Config:
     """Return a run's configuration with the paths that its files have now.
 
-    Args:
-      folder: the run's folder.
-      config: its configuration.
-      code: whether to look for Python files, too. A folder may come from somebody else, with a file beside it
-        that is best not executed, so the user must have named that file or agreed.
+    Python files only if so asked: a folder may come from somebody else, with a file beside it that is best
+    not executed, so the user must have named that file or agreed.
     """
     roots = _roots(folder, config)
     if roots is None:

@@ -29,8 +29,7 @@ _taken: dict[Path, os.stat_result] = {}  # the locked files, by folder, in all p
 def owned(folder: Path) -> Iterator[None]:
     """Own a run folder within the block; make it if needed, and remove it again if it stays empty.
 
-    Args:
-      folder: folder of a run, or for a new one; an enclosing block may own it already.
+    An enclosing block may own it already.
 
     Raises:
       JaxflError: if another process owns it, or it cannot be written.
@@ -74,11 +73,7 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 @writes
 def require_owned(folder: Path) -> None:
-    """Refuse to write on in a folder that somebody has removed, and perhaps made anew, within `owned`.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse to write on in a folder that somebody has removed, and perhaps made anew, within `owned`."""
     if not _is_there(folder, _taken[folder]):
         raise JaxflError(
             f"{folder} has been removed while it was run, and perhaps made anew by another process; this one "

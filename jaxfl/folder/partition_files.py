@@ -26,18 +26,7 @@ def save_partition(
     drawn: Drawn | None,
     forms: Sequence[str],
 ) -> list[str]:
-    """Write a partition into an existing folder.
-
-    Args:
-      folder: folder for the files.
-      setup: options by which the data were divided.
-      source: the data.
-      partition: partition of the data.
-      drawn: shift of each client's images, None without one.
-      forms: formats for other programs: json, fl-bench, pfllib.
-
-    Returns:
-      The names of the written files and folders.
+    """Write a partition, also in the forms json, fl-bench and pfllib; return the names of what is written.
 
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.

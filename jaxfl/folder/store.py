@@ -1,22 +1,4 @@
-"""Run folders, each of which holds all that a report or a resume needs.
-
-Its files are
-
-    config.json      options, models, versions, device, fingerprints of the code
-    code/round-1/    the user's own source files, read and never executed; code/round-7/ if others took over
-                     at that round
-    partition.npz    the rows of each client; clients.csv, partition.png: the same for people
-    topology.txt     the edges between clients, for methods without a server
-    initial.npz      initial weights, if they were given
-    metrics.jsonl    one object per round, flushed
-    checkpoints/     one folder per checkpoint, named by the rounds done
-    matrices/        an .npz per checkpoint, for methods that know about pairs of clients
-    embeddings/      the same for methods that describe clients by vectors
-    result.json      the summary, once the run has ended
-    owner.json       the process that runs it, while there is one; owner.lock is locked by it
-    curves.png, loss.png, architectures.png, findings.png, matrices.png, embeddings.png, topology.png, and the
-                     method's own pictures
-    tensorboard/, wandb/  logs, if asked for
+"""Run folders, each of which holds all that a report or a resume needs: docs/run-folder.md lists the files.
 
 A process may be killed at any moment. So what a resume reads is written as NAME.part and moved to its place
 when complete, except metrics.jsonl, whose lines are read up to the first incomplete one. Of several processes
@@ -40,15 +22,7 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.folder.records import Code, Config, Result, Round, as_type
-from jaxfl.machine.files import (
-    as_json,
-    below,
-    reads,
-    replacing,
-    require_utf8,
-    unfinished,
-    writes,
-)
+from jaxfl.machine.files import as_json, below, reads, replacing, unfinished, writes
 from jaxfl.machine.processes import on_first_process
 
 T = TypeVar("T")
@@ -71,10 +45,8 @@ def check_free(folder: Path) -> None:
     """Refuse a folder for a new run that is in use.
 
     Raises:
-      JaxflError: if it holds anything except what killed starts left behind, or has a name that checkpoints
-        cannot have.
+      JaxflError: if it holds anything except what killed starts left behind.
     """
-    require_utf8(folder)
     if (folder / CONFIG).exists():
         raise JaxflError(
             f"{folder} already holds a run; choose another --run-dir, or continue it with "
@@ -112,13 +84,8 @@ def begin(
 ) -> None:
     """Make the folder of a new run.
 
-    Args:
-      folder: the run's folder.
-      config: its configuration, see `jaxfl.folder.config`.
-      partition: the rows of each client.
-      source: the data set of these rows.
-      links: (N, N) bool, which clients are linked; (0, 0) without a graph.
-      initial: initial weights as named arrays; none if all are fresh.
+    Its links are (N, N) bool, (0, 0) without a graph; its initial weights are named arrays, none if all are
+    fresh.
     """
     create(folder)
     with replacing(folder / CONFIG) as file:  # in place last, which makes the folder a run
@@ -138,12 +105,9 @@ def begin(
 
 @writes
 def lengthen(folder: Path, config: Config, rounds: int) -> None:
-    """Let a run continue past its end.
+    """Let a run continue past its end, with more rounds, after those done that are kept.
 
-    Args:
-      folder: the run's folder.
-      config: configuration with more rounds; checkpoints stay marked with the first number.
-      rounds: number of rounds done that are kept.
+    Checkpoints stay marked with the first number of rounds.
     """
     old = read_json(folder / CONFIG, Config)
     (folder / RESULT).unlink(missing_ok=True)  # first: a run without a result counts as stopped
@@ -157,11 +121,7 @@ def lengthen(folder: Path, config: Config, rounds: int) -> None:
 
 @writes
 def change(folder: Path, option: str, value: Any) -> Config:
-    """Change an option of `BEGUN` in a run's configuration, which keeps the first value as well.
-
-    Returns:
-      The new configuration.
-    """
+    """Change an option of `BEGUN` in a configuration, which keeps the first value as well, and return it."""
     old = read_json(folder / CONFIG, Config)
     first, options = {BEGUN[option]: old["options"].get(option)}, old["options"] | {option: value}
     config = as_type(Config, {**first, **old, "options": options})
@@ -358,11 +318,7 @@ def _number(path: Path) -> str:
 
 @writes
 def trim(folder: Path, rounds: int) -> list[Round]:
-    """Drop what was written after `rounds` rounds, before a run continues from a checkpoint.
-
-    Returns:
-      The records that are left.
-    """
+    """Drop what was written after `rounds` rounds, and return the records that are left."""
     kept = read_metrics(folder, rounds)
     _replace_metrics(folder, kept)
     for path in (path for kind in ABOUT_CLIENTS for path in (folder / kind).glob("*.npz")):

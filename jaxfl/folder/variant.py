@@ -25,21 +25,13 @@ AS_MANY_FEATURES = ("default,features=50",)
 
 
 class Variant(NamedTuple):
-    """A method with its options, ready to run.
+    """A method with its options, ready to run."""
 
-    Args:
-      name: name that finds the method again: ``fedper``, ``/path/to/my.py:my_method``, or None for an object.
-      label: name in tables: the method's name, and the options that distinguish it.
-      method: the method.
-      config: its options.
-      programs: its compiled programs, shared by runs with other seeds or other rates.
-    """
-
-    name: str | None
-    label: str
-    method: Method
-    config: Any
-    programs: Programs
+    name: str | None  # finds the method again: ``fedper``, ``/path/to/my.py:my_method``; None for an object
+    label: str  # name in tables: the method's name, and the options that distinguish it
+    method: Method  # the method
+    config: Any  # its options
+    programs: Programs  # its compiled programs, shared by runs with other seeds or other rates
 
     @property
     def algorithm(self) -> Algorithm:
@@ -61,12 +53,8 @@ def choose(
 ) -> Variant:
     """Find a method, check its options, label it and prepare its programs.
 
-    Args:
-      choice: ``"fedper"``, ``"compfl,kd=false"``, ``"path/to/my.py:object"``, or a method itself. Options
-        given in it are in the label, as are the method's own options that are not at their defaults.
-      common: fields of the configurations of several methods, which the choice may override.
-      own: fields of this method's configuration, in the label as if they were in the choice.
-      **options: further fields of this method's configuration.
+    Options in the choice are in the label, as are the method's own options that are not at their defaults,
+    and its `own` ones here. Those that are `common` to several methods may be overridden by the choice.
 
     Raises:
       JaxflError: if there is no such method, or an option is of another type or out of range.
@@ -101,12 +89,7 @@ RATE_WHILE_BUILDING = Unread(
 
 
 def _programs(build: Callable, options: Any) -> Programs:
-    """Return a method's programs, which are the same for all configurations that differ only in rates.
-
-    Args:
-      build: of the method.
-      options: structure of a configuration, whose leaves are rates.
-    """
+    """Return a method's programs, which are the same for all configurations that differ only in rates."""
     require_call("build", build, "config")
     with own_code():
         made = build(jax.tree.unflatten(options, [RATE_WHILE_BUILDING] * options.num_leaves))

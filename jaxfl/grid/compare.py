@@ -58,18 +58,11 @@ def compare(
 ) -> Comparison:
     """Start or continue all runs, and write a table and pictures of those that finish.
 
-    Args:
-      variants: methods to compare. Runs that differ only in seeds and rates share a program where possible.
-      setup: the options of every run except the seed; what it is to `show` are further columns of the table.
-      seeds: numbers of repetitions.
-      columns: what the table shows besides. `against` names a variant, without what is tuned; the differences
-        from it are shown once all of its runs have finished, see `jaxfl.results.paired`.
-      folder: new folder, or that of an earlier comparison with the same options, which is continued; by
-        default runs/compare-DATASET. Runs with fewer rounds go on to as many.
-      terms: whom to tell, when to stop, and whether the user's own files may have changed.
-      beside: whether the folder may hold other runs, which stay unchanged and are in no table.
-      only: labels of the variants to train, by default all; other processes train the rest. The table has
-        what all of them have finished.
+    Runs that differ only in seeds and rates share a program where possible, and runs with fewer rounds go on
+    to as many. `against` names a variant, without what is tuned; the differences from it are shown once all
+    of its runs have finished, see `jaxfl.results.paired`. With `beside` the folder may hold other runs, which
+    stay unchanged and are in no table. If labels are given, `only` these variants are trained; other
+    processes train the rest, and the table has what all of them have finished.
 
     Raises:
       JaxflError: if a method is named twice, an option does not fit, the data are not available, `against`
@@ -145,11 +138,6 @@ def compare(
 
 def resume(folder: Path, changed: Continuation, terms: Terms) -> Comparison:
     """Go on with a comparison as its folder says that it was asked for.
-
-    Args:
-      folder: the comparison's folder.
-      changed: what differs from now on.
-      terms: see `compare`.
 
     Raises:
       JaxflError: if the folder does not say that, a method is an object without a name, or as in `compare`.

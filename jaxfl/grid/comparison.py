@@ -75,10 +75,7 @@ class Comparison(NamedTuple):
 def load(folder: Path, changed_code: bool = False, round: Any = None) -> Comparison:
     """Open the folder of a comparison, ended or still going on; nothing is written.
 
-    Args:
-      folder: the comparison's folder.
-      changed_code: see `Loaded`.
-      round: see `Loaded`.
+    The other arguments are those of `Loaded`.
 
     Raises:
       JaxflError: if a run in it is damaged.

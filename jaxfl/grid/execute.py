@@ -41,15 +41,11 @@ Errors = dict[Path, JaxflError]  # of runs that do not finish, by folder
 
 
 class Watched(NamedTuple):
-    """Whom runs in progress tell what happens.
-
-    Args:
-      watch: called with a run's folder and its new metrics, with ``kept=True`` for one that had finished.
-      observer: callbacks for progress reports.
-    """
+    """Whom runs in progress tell what happens."""
 
     watch: Callable[..., None]
-    observer: Observer
+    """Gets a run's folder and its new metrics, with ``kept=True`` if it had finished."""
+    observer: Observer  # callbacks for progress reports
 
 
 def execute(
@@ -64,14 +60,10 @@ def execute(
 ) -> Errors:
     """Start or continue runs to their end, partition by partition, since data may not fit together.
 
-    Args:
-      runs: those to train.
-      told: whom to tell.
-      beside: runs that other processes train on the same partitions, of which a begun one has saved its own.
-      saved: folder of a run whose partition, links and initial weights new runs use.
-      validates: the option that needs validation rows, if one does.
-      prepared: called whenever data have been prepared, before the runs on them begin.
-      profile: folder for a trace of a run that is alone, see `jaxfl.runs.loop.proceed`.
+    Other processes train the runs `beside` these on the same partitions, of which a begun one has saved its
+    own. New runs use the partition, links and initial weights of the run `saved`. `validates` names the
+    option that needs validation rows, if one does. `prepared` is called whenever data have been prepared,
+    before the runs on them begin. `profile` is for a run that is alone, see `jaxfl.runs.loop.proceed`.
 
     Returns:
       The error of every run that does not finish. A run that fails, and a partition that is impossible, do
@@ -124,11 +116,7 @@ def execute(
 
 
 def require_validation(option: str, there: bool) -> None:
-    """Refuse an option that chooses by validation rows if clients have none.
-
-    Raises:
-      JaxflError: naming the option.
-    """
+    """Refuse an option that chooses by validation rows if clients have none."""
     if not there:
         raise JaxflError(f"{option}: {NO_VALIDATION}")
 
@@ -198,13 +186,8 @@ def _run_batches(
 ) -> Errors:
     """Run the unfinished ones of the runs on one partition.
 
-    Args:
-      runs: those of the partition.
-      shared: the setup with which the data were prepared.
-      data: from `prepare`.
-      told: whom to tell.
-      heed: from `_between`.
-      **alone: what `proceed` takes for a run that is alone.
+    `shared` is the setup with which the data were prepared; `alone` is what `proceed` takes for a run that is
+    alone.
     """
     errors, unfinished = {}, {}
     for folder, entry in runs.items():

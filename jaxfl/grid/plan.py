@@ -21,19 +21,13 @@ MOST_RUNS = 100_000  # of a comparison: a larger number is a slip
 
 
 class Planned(NamedTuple):
-    """A run to start or continue.
-
-    Args:
-      variant: the method.
-      setup: the run's options.
-      done: number of rounds after which it continues; 0 for a new run.
-      further: whether it goes on to all of its rounds although a target, or patience, has ended it.
-    """
+    """A run to start or continue."""
 
     variant: Variant
-    setup: Setup
-    done: int = 0
+    setup: Setup  # the run's options
+    done: int = 0  # number of rounds after which it continues; 0 for a new run
     further: bool = False
+    """Whether it goes on to its last round, past a target, or patience, that has ended it."""
 
 
 Runs = dict[Path, Planned]  # by folder
@@ -81,11 +75,7 @@ def is_other(run: Path, entry: Planned) -> bool:
 
 
 def require_own(run: Path, entry: Planned) -> None:
-    """Refuse a run that another command has made meanwhile, with other options than planned.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse a run that another command has made meanwhile, with other options than planned."""
     if is_other(run, entry):
         raise JaxflError(
             f"Another command has meanwhile made {run} with other options; repeat this one with another "
@@ -136,11 +126,7 @@ def sentences(planned: Runs, errors: Mapping[Path, JaxflError]) -> list[str]:
 
 
 def check_distinct(variants: Sequence[Variant]) -> None:
-    """Refuse variants that are the same, or whose runs would share a folder.
-
-    Raises:
-      JaxflError: naming the first two such variants.
-    """
+    """Refuse variants that are the same, or whose runs would share a folder."""
     for i, variant in enumerate(variants):
         for other in variants[:i]:
             if (variant.method, variant.config) == (other.method, other.config):

@@ -30,13 +30,8 @@ def resolve_run(choice: str | Method, asked: Asked) -> tuple[Variant, Setup]:
 def resolve(whose: str, methods: Sequence[str | Method], asked: Asked) -> tuple[list[Variant], Setup]:
     """Return the methods and the setup of several runs.
 
-    An option of the federation or of every method applies to all of them. Any other option applies to the
-    methods that have it, of which there must be at least one.
-
-    Args:
-      whose: who asks for the options, for messages.
-      methods: choices such as ``"ditto,lam=0.1"``, or methods themselves.
-      asked: options, also in place of those in choices.
+    An option of the federation or of every method applies to all of them, also in place of those in choices.
+    Any other option applies to the methods that have it, of which there must be at least one.
 
     Raises:
       JaxflError: as `resolve_run`.

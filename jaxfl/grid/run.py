@@ -28,18 +28,10 @@ def run(
     profile: Path | None = None,
     saved: Path | None = None,
 ) -> tuple[Path, Result]:
-    """Train one method.
+    """Train one method; return the folder, and the result, see `jaxfl.results.result.result`.
 
-    Args:
-      variant: the method.
-      setup: the run's options.
-      folder: folder for its results; by default runs/NAME-DATASET.
-      terms: whom to tell, and when to stop.
-      profile: folder for a trace of the second chunk of rounds, or of the only one.
-      saved: folder of a run whose partition, links and initial weights are used as they are.
-
-    Returns:
-      The folder, and the result, see `jaxfl.results.result.result`.
+    `profile` is a folder for a trace of the second chunk of rounds, or of the only one, and `saved` that of a
+    run whose partition, links and initial weights are used as they are.
 
     Raises:
       JaxflError: if the folder is not free, the data are not available or do not fit, the method refuses
@@ -91,11 +83,6 @@ def resume(folder: Path, changed: Continuation, terms: Terms) -> Result:
 
     A finished run returns its result at once. If more rounds are asked for, it goes on, even past the target
     at which it stopped.
-
-    Args:
-      folder: the run's folder.
-      changed: what differs from now on.
-      terms: whom to tell, when to stop, and whether the user's own files may have changed.
 
     Raises:
       JaxflError: if the folder holds no run, another process owns it, its code has changed, its method cannot

@@ -58,15 +58,9 @@ def run(
 ) -> tuple[Table | None, list[str]]:
     """Start or continue the runs of a study, and write its table and picture.
 
-    Args:
-      study: from `read`.
-      folder: new folder, or that of the same study.
-      part: "2/8" runs every eighth cell from the second on, so that eight machines can divide a study. A
-        cell is a method in a setting; all settings of a method are counted before the next method, so that
-        each of as many parts as settings has one setting. The table has what all parts have finished.
-      data_dir: see `jaxfl.config.setup.MachineOptions`.
-      pictures: format of the picture, "png", "pdf" or "svg".
-      terms: whom to tell, when to stop, and whether the user's own files may have changed; without logs.
+    A `part` such as "2/8" runs every eighth cell from the second on. A cell is a method in a setting; all
+    settings of a method are counted before the next method, so that each of as many parts as settings has one
+    setting. The table has what all parts have finished.
 
     Returns:
       The table of the finished runs, None if there are none; and why others have not finished.
@@ -172,11 +166,7 @@ def _is_complete(study: Study, frame: Frame, setting: Mapping[str, Any], chosen:
 
 
 def _require_free(folder: Path, places: Collection[Path]) -> None:
-    """Refuse a folder that holds anything, unless the study has begun there.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse a folder that holds anything, unless the study has begun there."""
 
     def is_new():
         begun = store.holds(folder, store.STUDY) or _has_settings(folder)
@@ -229,29 +219,12 @@ def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
     Settings that differ only in their targets have the same runs, unless these stop there.
     """
     stops = {**study.options, **options_of(setting)}.get("stop_at_target", False)
-
-    def name(axes):
-        options = [sorted(options_of({axis: setting[axis]}).items()) for axis in axes]
-        words = setting_name({n: v for changed in options for n, v in changed if stops or n != "target"})
-        return store.file_name(words) if words else "runs"
-
-    usual = name(setting)
-    if (folder / usual).exists():
-        return folder / usual
-    # Of many axes there are too many orders to try where no folder can have one of them.
-    there = _rearranged(folder, usual)
-    orders = map(name, itertools.permutations(setting)) if there else ()
-    return folder / next((each for each in orders if each in there), usual)
-
-
-@files.reads
-def _rearranged(folder: Path, name: str) -> set[str]:
-    """Return the names in a folder that have the same letters in another order, or are too long to tell."""
-
-    def may_be(other):
-        return sorted(other) == sorted(name) or len(other.encode()) > store.LONGEST_NAME - 4
-
-    return {*filter(may_be, os.listdir(folder))} if folder.is_dir() else set()
+    options = [sorted(options_of({axis: value}).items()) for axis, value in setting.items()]
+    words = setting_name({n: v for changed in options for n, v in changed if stops or n != "target"})
+    usual = store.file_name(words) if words else "runs"
+    there = sorted(os.listdir(folder)) if folder.is_dir() and not (folder / usual).exists() else ()
+    parts = sorted(usual.split("-"))
+    return folder / next((other for other in there if sorted(other.split("-")) == parts), usual)
 
 
 @files.reads

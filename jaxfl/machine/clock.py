@@ -13,38 +13,25 @@ from jaxfl.errors import JaxflError, nearest
 
 
 class Device(NamedTuple):
-    """The device of a client, or with arrays those of several.
+    """The device of a client, or with arrays those of several."""
 
-    Args:
-      flops_per_s: floating-point operations per second that training reaches.
-      bytes_per_s: bytes per second of its connection, the same up and down.
-    """
-
-    flops_per_s: Any
-    bytes_per_s: Any
+    flops_per_s: Any  # floating-point operations per second that training reaches
+    bytes_per_s: Any  # bytes per second of its connection, the same up and down
 
 
 class Deadline(NamedTuple):
-    """The time that the server waits for clients.
+    """The time that the server waits for clients."""
 
-    Args:
-      seconds: seconds of waiting in every round.
-      devices: those of the clients, per group with leaves (n_g,).
-    """
-
-    seconds: float
-    devices: tuple[Device, ...]
+    seconds: float  # seconds of waiting in every round
+    devices: tuple[Device, ...]  # those of the clients, per group with leaves (n_g,)
 
 
 def profile(texts: Sequence[str], architectures: Mapping[str, Collection[str]]) -> dict[str, Device] | None:
-    """Return the device of each architecture's clients.
+    """Return the device of each architecture's clients, {architecture: device}; None without texts.
 
     Args:
       texts: ``architecture=FLOPS:BYTES`` for every architecture, such as ``lenet5=1e9:1e6``; or none at all.
       architectures: their names, each with others under which the user may know it.
-
-    Returns:
-      {architecture: device}, None without texts.
 
     Raises:
       JaxflError: if an architecture is unknown or missing, or a number is not positive.
@@ -100,13 +87,7 @@ def of_clients(
 
 
 def seconds(device: Device, flops: Any, moved: Any) -> Any:
-    """Return the seconds that clients take for their training and for the bytes that they send and receive.
-
-    Args:
-      device: of the client, or of several.
-      flops: operations of each.
-      moved: bytes of each.
-    """
+    """Return the seconds that clients take for their operations and for the bytes that are moved."""
     return flops / device.flops_per_s + moved / device.bytes_per_s
 
 

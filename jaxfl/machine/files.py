@@ -81,9 +81,7 @@ reads, writes = _border(unreadable), _border(unwritable)
 def replacing(path: Path, begun: Path | None = None):
     """Open a binary file that replaces another at once: a reader sees the old one or the new one.
 
-    Args:
-      path: the other file.
-      begun: where it is until it is complete, by default `unfinished`.
+    It is `begun` elsewhere, by default at `unfinished`.
     """
     begun = begun or unfinished(path)
     try:
@@ -107,16 +105,8 @@ def below(folder: Path, name: str = "") -> Iterator[Path]:
 
     Another process may work there: what it removes meanwhile is left out. So are folders that cannot be
     entered.
-
-    Raises:
-      OSError: if the disk fails.
     """
-
-    def failed(error):
-        if error.errno in (errno.EIO, errno.ESTALE):
-            raise error
-
-    for place, folders, others in os.walk(folder, onerror=failed):
+    for place, folders, others in os.walk(folder):
         yield from (Path(place, each) for each in (*folders, *others) if name in ("", each))
 
 
@@ -155,17 +145,6 @@ def check_empty(folder: Path) -> None:
     """Refuse a folder for new files that is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise JaxflError(f"{folder} already holds something; choose another folder.")
-
-
-@writes
-def require_utf8(folder: Path) -> None:
-    """Refuse a folder whose path is not UTF-8: Orbax cannot write a checkpoint there."""
-    try:
-        str(folder.absolute()).encode()
-    except UnicodeEncodeError:
-        raise JaxflError(
-            f"{str(folder.absolute())!r} is not a path in UTF-8; choose another --run-dir."
-        ) from None
 
 
 @writes

@@ -9,12 +9,9 @@ from jaxfl.errors import JaxflError
 
 
 def optional(package: str, extra: str, what: str) -> ModuleType:
-    """Import a package that is an extra.
+    """Import a package that an extra of jaxfl brings.
 
-    Args:
-      package: name of the package.
-      extra: extra of jaxfl that brings it.
-      what: what needs it, the beginning of a sentence.
+    `what` needs it; this begins the sentence of the error.
 
     Raises:
       JaxflError: if it is not installed.

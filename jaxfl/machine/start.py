@@ -33,10 +33,8 @@ def start(devices: int) -> None:
 def cpu_devices(asked: int | None = None, before: int | None = None, processes: int = 1) -> int:
     """Return how many devices a process needs on a CPU, so that clients train on all cores at the same time.
 
-    Args:
-      asked: number of all processes' devices that the user names.
-      before: that of a run that goes on or is repeated, which has as many as before unless told another.
-      processes: number of processes.
+    The user may ask for a number of all processes' devices. A run that goes on or is repeated has as many as
+    `before`, unless told another.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -22,15 +22,10 @@ from jaxfl.tasks import require_classes
 
 
 class ClassMeans(NamedTuple):
-    """Class means, and the number of rows of each.
+    """Class means, and the number of rows of each."""
 
-    Args:
-      z: (C, d), mean features; 0 for a class without rows.
-      n: (C,) float, number of rows.
-    """
-
-    z: jax.Array
-    n: jax.Array
+    z: jax.Array  # (C, d), mean features; 0 for a class without rows
+    n: jax.Array  # (C,) float, number of rows
 
     @property
     def known(self) -> jax.Array:
@@ -66,11 +61,7 @@ def require(federation: Federation) -> None:
 
 
 def require_vectors(model: Model) -> None:
-    """Refuse a head that takes maps: their mean is no feature of a class.
-
-    Raises:
-      JaxflError: naming the model.
-    """
+    """Refuse a head that takes maps: their mean is no feature of a class."""
     if len(shape := model.head.shape) > 1:
         raise JaxflError(
             f"The method takes mean features of classes, but the last block of {model.name} is given maps of "
@@ -156,9 +147,6 @@ def require_classes_last(model: Model, method: str) -> None:
     """Refuse a head unless the classes are the last axis of its weights, as in a linear layer of Flax.
 
     If it has as many features as classes, only the name ``kernel`` tells which axis is which.
-
-    Raises:
-      JaxflError: naming the method, which uses the classes.
     """
     (head,) = model.head.names
 

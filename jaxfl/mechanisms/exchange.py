@@ -215,5 +215,5 @@ def exchanging(
         own_models.personal,
         matrices=matrices,
         prepare=prepare,
-        wire=("messages",),
+        wire=("messages", "rows"),
     )

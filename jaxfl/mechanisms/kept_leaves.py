@@ -27,11 +27,7 @@ def head(model: Model) -> Callable:
 
 
 def require_plain_head(model: Model) -> None:
-    """Refuse a classifier with BatchNorm, for a method that applies the classifier separately.
-
-    Raises:
-      JaxflError: naming its block.
-    """
+    """Refuse a classifier with BatchNorm, for a method that applies the classifier separately."""
     (name,) = model.head.names
     if jax.tree.leaves(model.form.stats.get(name)):
         raise JaxflError(

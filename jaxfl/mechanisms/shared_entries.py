@@ -44,15 +44,10 @@ Places = dict[Leaf, Place]  # of shared leaves only; all others stay where they 
 
 
 class Layer(NamedTuple):
-    """A block that has leaves; BatchNorm is part of the layer that it follows.
-
-    Args:
-      block: its name.
-      kind: kind of module, and the shapes of its leaves by name. Layers of the same kind are alike.
-    """
+    """A block that has leaves; BatchNorm is part of the layer that it follows."""
 
     block: str
-    kind: tuple
+    kind: tuple  # kind of module, and the shapes of its leaves by name. Layers of the same kind are alike
 
     def __str__(self):
         sizes = (f"{path[-1]} {'x'.join(map(str, shape))}" for path, shape in self.kind[1:])
@@ -255,4 +250,4 @@ def first_layers(config: Averaging, method: Callable[..., Algorithm]) -> Algorit
         return after._replace(shared=hand_out(shared, places, after.shared)), info
 
     # What clients use is in the state; the mean is one of means.
-    return plain._replace(init=init, step=step, wire=())
+    return plain._replace(init=init, step=step, wire=("rows",))

@@ -144,23 +144,15 @@ class Memory(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state between rounds of an architecture; None in the place of leaves that are elsewhere.
-
-    Args:
-      hyper: the method's options.
-      shared: the leaves that all clients share.
-      kept: the leaves that each client keeps (n_g, ...).
-      memory: what each client remembers (n_g, ...).
-      server: what the server remembers.
-      owed: what compression has lost of each client's messages (n_g, ...), with error feedback.
-    """
+    """The state between rounds of an architecture; None in the place of leaves that are elsewhere."""
 
     hyper: Any
-    shared: Weights
-    kept: Weights
-    memory: Any
-    server: Any
-    owed: Any = None
+    shared: Weights  # the leaves that all clients share
+    kept: Weights  # the leaves that each client keeps (n_g, ...)
+    memory: Any  # what each client remembers (n_g, ...)
+    server: Any  # what the server remembers
+    owed: Any = None  # what compression has lost of each client's messages (n_g, ...), with error feedback
+    clip: Any = None  # the clip norm (), if it adapts
 
 
 @options
@@ -332,8 +324,8 @@ def sharing(
         weights = extend(of_group, model, initial_weights(key, federation), hyper)
         kept, shared = divide(model, weights)
         remembered = federation.of_each(remember(model, shared, hyper), 0)
-        server = begin(model, shared, hyper)
-        state = State(hyper, shared, each_client(key, kept, federation), remembered, server)
+        own, clip = each_client(key, kept, federation), wire.first_clip(federation)
+        state = State(hyper, shared, own, remembered, begin(model, shared, hyper), clip=clip)
         return state._replace(owed=wire.nothing_owed(federation, lambda: message_of(key, state, federation)))
 
     def receive(key, state, federation, cohort):
@@ -358,8 +350,8 @@ def sharing(
         present = (n > 0).astype(n.dtype)
         trains, common, own = participating(client, state, cohort)
         weights, owed = n if memory.by_rows else present, gather(state.owed, cohort)
-        known = state.shared, None
-        made = wire.averaged(trains, key, federation, cohort, weights, common, own, known=known, owed=owed)
+        for_wire = {"known": (state.shared, None), "owed": owed, "clip": state.clip}
+        made = wire.averaged(trains, key, federation, cohort, weights, common, own, **for_wire)
         (kept, shared, remembered, loss), (mean_shared, message) = made.outputs, made.mean
 
         joining = tree.take(federation.group.newcomer, cohort.slots).astype(n.dtype)
@@ -377,6 +369,7 @@ def sharing(
             scatter(state.memory, made.heard, remembered),
             after[1],
             scatter(state.owed, made.heard, made.owed),
+            made.clip,
         )
         info = Info(loss, up, sent_down(cohort, common))
         return state, made.told(info._replace(trained=Predictor(None, tree.combine(shared, kept), predict)))

@@ -87,19 +87,12 @@ def of_cohort(by_id, federation: Federation, cohort: Cohort) -> PerGroup:
 
 
 class Walk(NamedTuple):
-    """A model on its way from client to client.
+    """A model on its way from client to client."""
 
-    Args:
-      at: () int32, id of the client that has it.
-      accepted: () bool, whether that client accepts it.
-      passed: (N,) bool, the present clients that have had it on this walk.
-      sent: (N,) int32, how often each client has passed it on.
-    """
-
-    at: jax.Array
-    accepted: jax.Array
-    passed: jax.Array
-    sent: jax.Array
+    at: jax.Array  # () int32, id of the client that has it
+    accepted: jax.Array  # () bool, whether that client accepts it
+    passed: jax.Array  # (N,) bool, the present clients that have had it on this walk
+    sent: jax.Array  # (N,) int32, how often each client has passed it on
 
 
 def walk(key, federation: Federation, here, at, chance, most: int) -> Walk:

@@ -22,15 +22,10 @@ IMAGES = "BHWC"
 
 
 class Convolution(NamedTuple):
-    """An implementation of the convolution.
+    """An implementation of the convolution."""
 
-    Attributes:
-      axes: order of the axes of maps.
-      apply: `(maps, kernel, stride) -> maps` without padding; see `conv`.
-    """
-
-    axes: str
-    apply: Callable
+    axes: str  # order of the axes of maps
+    apply: Callable  # `(maps, kernel, stride) -> maps` without padding; see `conv`
 
 
 # ---- implementations
@@ -265,11 +260,7 @@ def max_pool(x: jax.Array, window: int = 2, stride: int | None = None, padding: 
 
 
 def mean_pool(x: jax.Array, window: int = 2) -> jax.Array:
-    """Take the mean of each of adjacent windows; a rest too small for one is dropped.
-
-    Args:
-      x: maps.
-      window: side of the square window, in pixels.
+    """Take the mean of each of adjacent square windows; a rest too small for one is dropped.
 
     Returns:
       Maps of H // window by W // window pixels.

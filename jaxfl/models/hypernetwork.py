@@ -15,17 +15,11 @@ from jaxfl.models.model import PRODUCTS, Model
 
 
 class Hypernetwork(nn.Module):
-    """A network from a vector (d,) to the parameters of a model.
+    """A network from a vector (d,) to the parameters of a model."""
 
-    Attributes:
-      model: model whose parameters it generates.
-      hidden: units of a hidden layer.
-      depth: number of hidden layers after the first.
-    """
-
-    model: Model
-    hidden: int = 100
-    depth: int = 3
+    model: Model  # model whose parameters it generates
+    hidden: int = 100  # units of a hidden layer
+    depth: int = 3  # number of hidden layers after the first
 
     @nn.compact
     def __call__(self, v: jax.Array) -> Any:
@@ -46,12 +40,7 @@ class Hypernetwork(nn.Module):
 
 
 def generating(psi: dict, params: dict) -> dict:
-    """Return hypernetwork parameters that initially generate `params` from every vector.
-
-    Args:
-      psi: parameters of the `Hypernetwork`.
-      params: parameters of some blocks of its model.
-    """
+    """Return the parameters of a `Hypernetwork` that initially generate `params` from every vector."""
     leaves = jax.tree.leaves_with_path(params)
     constant = {
         _map(path): {"kernel": jnp.zeros_like(psi[_map(path)]["kernel"]), "bias": jnp.ravel(leaf)}

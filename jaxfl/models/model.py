@@ -242,12 +242,7 @@ class Model:
         return self.apply_with_taps(params, stats, x, depths, train=False)[2]
 
     def norm_inputs(self, params: dict, stats: dict, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Return what norms see in evaluation mode, or would see if the network had any.
-
-        Args:
-          params: parameters of at least this model's blocks.
-          stats: statistics of at least this model's blocks.
-          x: images (B, H, W, C).
+        """Return what norms see of images (B, H, W, C) in evaluation mode, or would see if there were any.
 
         Returns:
           The output (B, H', W', C') of every convolution before its norm, those of shortcuts included;
@@ -346,7 +341,6 @@ class Model:
 
     @functools.cached_property
     def _outlines(self) -> tuple[Outline, ...]:
-        """Outline of each block."""
         shape, found = self.shape, []
         for i, (_, module) in enumerate(self.blocks):
             found.append(outline(module, shape, input_dtype(self.tokens and i == 0)))

@@ -25,29 +25,18 @@ Path = tuple[str, ...]  # ("params", block, ..., leaf)
 
 
 class ClientWeights(NamedTuple):
-    """The weights of an architecture's clients, or of some of its blocks.
+    """The weights of an architecture's clients, or of some of its blocks."""
 
-    Args:
-      shared: weights common to all clients, or their mean.
-      own: weights of each client, (n_g, ...).
-    """
-
-    shared: Weights
-    own: Weights
+    shared: Weights  # weights common to all clients, or their mean
+    own: Weights  # weights of each client, (n_g, ...)
 
 
 class Arrays(NamedTuple):
-    """Weights of an architecture's clients in a file.
+    """Weights of an architecture's clients in a file."""
 
-    Args:
-      shared: by path, common to all clients.
-      own: by path, (n, ...), one entry per client.
-      id: ids of the clients, (n,).
-    """
-
-    shared: dict[Path, np.ndarray]
-    own: dict[Path, np.ndarray]
-    id: list[int]
+    shared: dict[Path, np.ndarray]  # by path, common to all clients
+    own: dict[Path, np.ndarray]  # by path, (n, ...), one entry per client
+    id: list[int]  # ids of the clients, (n,)
 
 
 def named(architecture: str, models: ClientWeights, ids: Sequence[int]) -> dict[str, np.ndarray]:

@@ -23,31 +23,19 @@ LONGEST = 8  # extending blocks; every one computes with the channels of the las
 
 
 class Outline(NamedTuple):
-    """Shapes of a block's variables and output, and its number of taps.
+    """Shapes of a block's variables and output, and its number of taps."""
 
-    Attributes:
-      variables: shapes and dtypes of its parameters and statistics, in Flax's form.
-      output: shape of its output for one example.
-      convolution_count: number of its taps.
-      needs_two_rows: whether it cannot train on a batch of one row, see `jaxfl.models.norms`. A block with
-        statistics, but without a BatchNorm of Flax or Equinox, is taken to need two.
-    """
-
-    variables: dict
-    output: tuple[int, ...]
-    convolution_count: int
+    variables: dict  # shapes and dtypes of its parameters and statistics, in Flax's form
+    output: tuple[int, ...]  # shape of its output for one example
+    convolution_count: int  # number of its taps
     needs_two_rows: bool
+    """Whether it cannot train on a batch of one row, see `jaxfl.models.norms`. A block with statistics, but
+    without a BatchNorm of Flax or Equinox, is taken to need two."""
 
 
 @functools.cache
 def outline(module: nn.Module, shape: tuple[int, ...], dtype: jnp.dtype) -> Outline:
-    """Trace a block once for all models that have it.
-
-    Args:
-      module: module of the block.
-      shape: shape of one example that it takes.
-      dtype: of what it takes, JAX's default float dtype or int32.
-    """
+    """Trace a block once for all models that have it."""
     x = jax.ShapeDtypeStruct((1, *shape), dtype)
     call = functools.partial(module.apply, train=False, mask=None, mutable=["intermediates"])
     start = functools.partial(module.lazy_init, train=False, mask=None)
@@ -64,10 +52,7 @@ def runs(
 ) -> list[list[int]]:
     """Divide the places of blocks, in order, into runs to loop over; most blocks stand alone.
 
-    Args:
-      modules: modules of the blocks.
-      shapes: input shape of each block, for one example.
-      apart: key of each block; blocks share a run only if their keys are equal.
+    Blocks share a run only if their modules, input shapes (for one example) and keys `apart` are equal.
     """
 
     def likeness(i: int):
@@ -94,7 +79,7 @@ def loop(
     growth: int,
     x: jax.Array,
 ) -> tuple[jax.Array, list[dict]]:
-    """Apply the blocks of a run, one after the other.
+    """Apply the blocks of a run one after the other; return the last one's output, all their statistics.
 
     Args:
       call: `(variables, key, x) -> (output, statistics, ())`, the same for all.
@@ -102,9 +87,6 @@ def loop(
       keys: dropout key of each block.
       growth: number of channels that each block adds.
       x: input of the first block.
-
-    Returns:
-      The output of the last block, and the statistics of each.
     """
     channels = [x.shape[-1] + growth * i for i in range(len(variables))]  # that each block takes
     most = channels[-1]

@@ -38,13 +38,6 @@ def refuse_module(name: str, thing: Any) -> None:
 def check(name: str, model: Any, shape: tuple[int, ...], classes: int, every_token: bool = False) -> None:
     """Raise `JaxflError` if what a factory returned is no model for these images and classes.
 
-    Args:
-      name: name of the factory, for messages.
-      model: return value of the factory.
-      shape: (H, W, C) of an image.
-      classes: number of classes.
-      every_token: whether it is to have outputs of each token.
-
     Raises:
       JaxflError: if it is not a `Model`, a block is not a Flax module or cannot be called as one, it takes
         other images, two blocks share a name, or it does not return (B, classes), or (B, T, classes).

@@ -90,7 +90,6 @@ def _layer(path: Any) -> tuple[str, str]:
 
 
 def _of_blocks(wide: Model, narrow: Model) -> dict[str, Numbers]:
-    """Return the channel numbers in each block."""
     of_wide, of_narrow = ((*model.shapes, model.output) for model in (wide, narrow))
     found, taken = {}, np.arange(narrow.shape[-1])
     for i, (block, module) in enumerate(narrow.blocks):

@@ -109,10 +109,7 @@ def draw_architectures(runs: Runs) -> Figure | None:
 def draw_metrics(runs: Runs, shown: Sequence[str], class_names: Sequence[str] = ()) -> Figure | None:
     """Draw further scores of the deployed models against rounds, and every class at the last evaluation.
 
-    Args:
-      runs: see above.
-      shown: names in `jaxfl.results.measures.SHOWN`; values of a whole run have no panel.
-      class_names: the classes in words, if they have names.
+    Those shown are in `jaxfl.results.measures.SHOWN`; values of a whole run have no panel.
     """
     found = (of_run[0][0]["accuracy"] for _, of_run in map(_scored, runs.values()) if of_run[0])
     first: Mapping = next(found, {})
@@ -177,14 +174,9 @@ def draw_bytes(runs: Runs) -> Figure | None:
 
 
 def _draw_line(axes, where, of_seeds, number: int, **more) -> None:
-    """Draw the mean over seeds; with several also their sample standard deviation.
+    """Draw the mean over seeds, of_seeds (S, E), at places (E,); with several also their standard deviation.
 
-    Args:
-      axes: where it is drawn.
-      where: (E,), places on the horizontal axis.
-      of_seeds: (S, E), each seed's values; None where there is none.
-      number: of the run, for its style.
-      **more: further properties of the line.
+    None stands for no value; the number of the run gives its style.
     """
     values = np.array(of_seeds, float)
     mean, looks = values.mean(0), style(number, "line")

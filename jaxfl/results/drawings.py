@@ -98,12 +98,7 @@ def draw_embeddings(
 
 
 def draw_topology(links: np.ndarray, models: list[str]) -> Figure | None:
-    """Draw the graph of the clients, coloured by architecture; None if it does not fit.
-
-    Args:
-      links: (N, N) bool, which clients are linked.
-      models: (N,), the architecture of each client.
-    """
+    """Draw the links (N, N) of clients, coloured by their architectures (N,); None if they do not fit."""
     import networkx  # here, so that runs without links do not wait for it
 
     if len(links) > MOST_LINKED:
@@ -131,9 +126,7 @@ def draw_confusion(
 ) -> Figure | None:
     """Draw the share of each class's rows (a line) that models take for a class (a column); None without any.
 
-    Args:
-      matrices: by label (C, C + 1), numbers of rows, in the last column of those taken for no class.
-      class_names: the classes in words, if they have names.
+    Matrices are by label (C, C + 1), numbers of rows, in the last column of those taken for no class.
     """
     if not matrices:
         return None

@@ -8,9 +8,6 @@ from jaxfl.folder.records import Round
 def over_rounds(metrics: list[Round]) -> dict[str, dict[str, np.ndarray] | list]:
     """Return the findings of a run by name.
 
-    Args:
-      metrics: a record per round, see `jaxfl.results.result.records`.
-
     Returns:
       {panel: {line: (R,)}} of numbers, NaN where there is none. A finding of any other form is a list with an
       entry per round, None where there is none.
@@ -21,7 +18,6 @@ def over_rounds(metrics: list[Round]) -> dict[str, dict[str, np.ndarray] | list]
 
 
 def _together(found: list) -> dict[str, np.ndarray] | list:
-    """Join one finding over all rounds."""
     if not all(of_round is None or _numbers(of_round) for of_round in found):
         return found
     lines = dict.fromkeys(line for of_round in found for line in of_round or {})

@@ -25,27 +25,16 @@ Draw = tuple[int, int]  # a run's seed and partition seed
 
 
 class Entry(NamedTuple):
-    """A finished run, an entry of the frame.
+    """A finished run, an entry of the frame."""
 
-    Args:
-      method: label in a report; in a study the method as its file names it.
-      setting: values along the axes of a study; nothing in a report.
-      draw: seed and partition seed.
-      result: the content of result.json, with the accuracies of a selected evaluation.
-      metrics: that of metrics.jsonl.
-      untrained: ids of clients that are scored but have a loss in no round, and how many clients are scored.
-      sums: checksums of the data set and of the partition, see `jaxfl.folder.store.checksums`.
-      folder: where it is.
-    """
-
-    method: str
-    setting: Setting
-    draw: Draw
-    result: Result
-    metrics: list[Round]
-    untrained: tuple[list[int], int]
-    sums: tuple[Any, Any]
-    folder: Path
+    method: str  # label in a report; in a study the method as its file names it
+    setting: Setting  # values along the axes of a study; nothing in a report
+    draw: Draw  # seed and partition seed
+    result: Result  # the content of result.json, with the accuracies of a selected evaluation
+    metrics: list[Round]  # that of metrics.jsonl
+    untrained: tuple[list[int], int]  # ids of clients with a score but no loss, and how many have a score
+    sums: tuple[Any, Any]  # checksums of data set and partition, see `jaxfl.folder.store.checksums`
+    folder: Path  # where it is
 
 
 Frame = Sequence[Entry]
@@ -73,15 +62,10 @@ def finished_run(
     target: Sequence[float] = (),
     select: str = "last",
 ) -> Entry:
-    """Read a finished run.
+    """Read a finished run as an `Entry`.
 
-    Args:
-      folder: the run's folder.
-      draw: see `Entry`.
-      method: see `Entry`.
-      setting: see `Entry`.
-      target: accuracies, for what it has spent until it reached them.
-      select: the evaluation that its accuracies are of, see `jaxfl.results.result.selected`.
+    Its result says what was spent until each `target` was reached. Its accuracies are of the evaluation that
+    `select` names, see `jaxfl.results.result.selected`.
 
     Raises:
       JaxflError: if it is damaged, or has no validation rows to select by.
@@ -100,12 +84,9 @@ def untrained(metrics: list[Round]) -> tuple[list[int], int]:
 
 
 def read(folders: Sequence[Path], target: Sequence[float] = (), select: str = "last") -> Frame:
-    """Read all finished runs in some folders, with labels that distinguish them.
+    """Read all finished runs in some folders or below, with labels that distinguish them.
 
-    Args:
-      folders: run folders, or folders that contain some.
-      target: see `finished_run`.
-      select: see `finished_run`.
+    `target` and `select` are those of `finished_run`.
 
     Raises:
       JaxflError: if a folder has no finished run, a run is damaged, or two differ only in their folders and
@@ -134,12 +115,7 @@ def alike_in_data(frame: Frame) -> Frame:
 
 
 def _crossed(experiments: list[dict], draws: list[Draw]) -> bool:
-    """Return whether there are several partition seeds, each with each seed in every experiment.
-
-    Args:
-      experiments: experiment of each run, see `jaxfl.folder.config.experiment`.
-      draws: seed and partition seed of each run.
-    """
+    """Return whether there are several partition seeds, each with each seed in every experiment."""
     found = {}
     for of_run, draw in zip(experiments, draws, strict=True):
         tried = json.dumps(of_run | {"partition_seed": None}, sort_keys=True)

@@ -20,31 +20,18 @@ CONFUSION = "confusion"  # of all clients' rows: a matrix, which has no column
 
 
 class Measure(NamedTuple):
-    """A column by which results are compared.
+    """A column by which results are compared."""
 
-    Args:
-      name: its name in `--show` and in studies.
-      title: its name in words, with its unit.
-      paths: where results have it, entry by entry; of several the sum.
-      better: returns the best of some values; None if none is best.
-      percent: whether it is a share, shown in percent.
-      unit: what any other value is divided by.
-      absent: its value where a result has none.
-      missing: why a run may have no value, and what to do, for a note.
-      note: what it is, for a note, if the title does not say that.
-      goal: the target until which it counts, in words; runs that miss it have no value.
-    """
-
-    name: str
-    title: str
-    paths: Sequence[tuple]
-    better: Callable[..., float] | None = None
-    percent: bool = False
-    unit: float = 1
-    absent: float = math.nan
-    missing: str = ""
-    note: str = ""
-    goal: str = ""
+    name: str  # its name in `--show` and in studies
+    title: str  # its name in words, with its unit
+    paths: Sequence[tuple]  # where results have it, entry by entry; of several the sum
+    better: Callable[..., float] | None = None  # returns the best of some values; None if none is best
+    percent: bool = False  # whether it is a share, shown in percent
+    unit: float = 1  # what any other value is divided by
+    absent: float = math.nan  # its value where a result has none
+    missing: str = ""  # why a run may have no value, and what to do, for a note
+    note: str = ""  # what it is, for a note, if the title does not say that
+    goal: str = ""  # the target until which it counts, in words; runs that miss it have no value
 
     def value(self, result: Mapping[str, Any]) -> float:
         """Return it for a result, or for a record with scores; NaN if that has none."""
@@ -179,8 +166,8 @@ EPSILON = Measure(
     [("privacy", "epsilon")],
     min,
     missing="no run has a value; --privacy with noise gives one",
-    note="epsilon: of what clients send, whatever the delta of --privacy; what a client keeps and deploys is "
-    "not covered (docs/wire.md).",
+    note="epsilon: whatever the delta of --privacy; with gaussian of what clients send, not of what they "
+    "keep and deploy, with rows of both (docs/wire.md).",
 )
 ATTACK_SUCCESS = Measure(
     "attack-success",
@@ -212,13 +199,7 @@ SPENT = {  # until a target is reached: title, unit, and entries of the target i
 
 
 def _until(name: str, target: str, words: str) -> Measure:
-    """Return what is spent until a target is reached.
-
-    Args:
-      name: one of `SPENT`.
-      target: the target as a result names it, such as "0.6", or `ONLY`.
-      words: the target in the title.
-    """
+    """Return what is spent, one of `SPENT`, until a target is reached, which results name so, or `ONLY`."""
     title, unit, entries = SPENT[name]
     paths = [("targets", target, entry) for entry in entries]
     return Measure(f"{name}-to-target", f"{title} to {words}", paths, min, unit=unit, goal=words)
@@ -230,11 +211,7 @@ SHOWN = (*SCORES, PER_CLASS, CONFUSION, *of_cohort(CLASSES), *COSTS)  # on reque
 
 
 def check_columns(show: Sequence[str]) -> None:
-    """Refuse unknown columns.
-
-    Raises:
-      JaxflError: naming the first one, and a similar known one.
-    """
+    """Refuse unknown columns."""
     for name in show:
         if name not in SHOWN:
             raise JaxflError(f"There is no column {name!r}; {nearest(name, SHOWN)}")
@@ -258,12 +235,7 @@ def columns(name: str, results: Sequence[Mapping[str, Any]]) -> list[Measure]:
 def usual_columns(
     results: Sequence[Mapping[str, Any]], show: Sequence[str], hide: Collection[str]
 ) -> list[Measure]:
-    """Return what a table of runs shows.
-
-    Args:
-      results: of all runs.
-      show: further columns, of `SHOWN`.
-      hide: usual columns to leave out, of `jaxfl.config.command_options.Columns`.
+    """Return what a table of runs shows: further columns of `SHOWN`, and the usual ones but those to hide.
 
     Returns:
       Accuracies in percent, or the scores of another task: of the deployed models, of those models per

@@ -27,21 +27,13 @@ CONFIDENCE = 0.95
 
 
 class Difference(NamedTuple):
-    """A mean of paired differences and its interval, in the unit of what is compared; NaN where unknown.
+    """A mean of paired differences and its interval, in the unit of what is compared; NaN where unknown."""
 
-    Args:
-      mean: mean of the differences.
-      low: lower end of the interval.
-      high: upper end of the interval.
-      pairs: number of pairs.
-      of: what a pair is: "seeds", "partitions" or "clients".
-    """
-
-    mean: float
-    low: float
-    high: float
-    pairs: int
-    of: str
+    mean: float  # mean of the differences
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    pairs: int  # number of pairs
+    of: str  # what a pair is: "seeds", "partitions" or "clients"
 
     @property
     def inside(self) -> bool:
@@ -133,7 +125,7 @@ def paired(
     value: Callable[[Result], float],
     clients: Callable[[Result], Sequence[float | None]] | None = None,
 ) -> Difference:
-    """Return how much one method's runs are above another's.
+    """Return how much one method's runs are above another's; `UNPAIRED` if no draw is common.
 
     Args:
       ours: results by seed and partition seed.
@@ -141,9 +133,6 @@ def paired(
       value: returns the compared value of a result.
       clients: returns that value for every client by id, None for clients without it; None if no client
         has such a value.
-
-    Returns:
-      The difference; `UNPAIRED` if no draw is common.
     """
     common = sorted(ours.keys() & others.keys())
     if not common:

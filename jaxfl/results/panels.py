@@ -20,14 +20,9 @@ def figure(width: float, height: float) -> Figure:
 
 
 def in_panels(number: int, width: float, height: float, *, right: float = 0, least: float = 0):
-    """Return a figure and its panels, up to three in a line.
+    """Return a figure and its panels, up to three in a line, each so wide and high in inches.
 
-    Args:
-      number: of panels.
-      width: of each, in inches.
-      height: of each.
-      right: further room for a legend on the right.
-      least: least height of the figure.
+    On the right there is further room for a legend, and the figure has a least height.
     """
     columns = min(3, number)
     lines = -(-number // columns)

@@ -25,14 +25,9 @@ from jaxfl.results.tuned import best, check_tuned
 def report(
     folders: Sequence[Path], out: Path, view: View, notes: Sequence[str] = (), pictures: str = "png"
 ) -> Table:
-    """Tabulate and plot finished runs.
+    """Tabulate and plot finished runs, in some folders or below.
 
-    Args:
-      folders: run folders, or folders that contain some.
-      out: where table.csv, .md, .tex and the pictures are written.
-      view: what is shown; the runs need not have been given its targets.
-      notes: further sentences under the table.
-      pictures: their format, "png", "pdf" or "svg".
+    The runs need not have been given the targets of the view. `notes` are further sentences under the table.
 
     Raises:
       JaxflError: if a target is no accuracy, a folder has no finished run, a run is damaged, two differ only
@@ -102,7 +97,6 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
 
 
 def _left_out(folders: Sequence[Path]) -> list[str]:
-    """Return a note if some runs in these folders have not finished."""
     unfinished = several_runs.unfinished_in(folders)
     number = "1 run has" if len(unfinished) == 1 else f"{len(unfinished)} runs have"
     return [f"Left out: {number} not finished; the first is {unfinished[0]}."] if unfinished else []

@@ -206,7 +206,6 @@ def _bytes(counts, places) -> list[int]:
 
 
 def _plain(leaf):
-    """Convert a finding to JSON values."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return _finite(float(leaf)) if leaf.dtype.kind == "f" and leaf.ndim == 0 else leaf.tolist()
     return leaf
@@ -223,10 +222,7 @@ NO_VALIDATION = "clients have no validation rows to choose by; runs with a valid
 def selected(result: Result, metrics: list[Round], select: str) -> Result:
     """Return a run's result with the accuracies of another evaluation; its costs stay those of the whole run.
 
-    Args:
-      result: the content of result.json.
-      metrics: that of metrics.jsonl.
-      select: "last", or "validation": the first evaluation with the best accuracy on validation rows.
+    It is the last one, or for "validation" the first with the best accuracy on validation rows.
 
     Raises:
       JaxflError: if clients have no validation rows.
@@ -295,7 +291,6 @@ def result(config: Config, metrics: list[Round], compilations: int) -> Result:
 
 
 def _over_rounds(cohorts: list[CohortScores]) -> CohortScores:
-    """Return the scores of rounds' cohorts as means over the rounds that have them."""
     moments: dict[str, list[dict]] = {}
     for of_round in cohorts:
         for moment, scores in cast(dict[str, Any], of_round).items():

@@ -154,7 +154,6 @@ def _present(scores: PerGroup, present: list[np.ndarray]) -> Score:
 
 
 def _these(score: Score, which: np.ndarray) -> Score:
-    """Return the score of some clients."""
     return jax.tree.map(lambda leaf: leaf[which], score)
 
 

@@ -14,11 +14,7 @@ ROUNDING = 1e-9  # a mean of fractions may miss its exact value
 
 
 def check_targets(targets: Sequence[float], task: Task) -> None:
-    """Refuse targets that no score of the task can be.
-
-    Raises:
-      JaxflError: naming the first one.
-    """
+    """Refuse targets that no score of the task can be."""
     for target in targets:
         if task.percent and not 0 < target <= 1:
             raise JaxflError(f"--target takes accuracies in (0, 1], such as 0.7, but one is {target:g}.")

@@ -24,11 +24,7 @@ def apart(label: str, tune: Sequence[str]) -> tuple[str, str]:
 
 
 def check_tuned(tune: Sequence[str], given: Iterable[str]) -> None:
-    """Refuse to tune an option that is none of those given.
-
-    Raises:
-      JaxflError: naming it.
-    """
+    """Refuse to tune an option that is none of those given."""
     given = {*given}
     for option in tune:
         if option not in given:
@@ -40,9 +36,7 @@ def check_tuned(tune: Sequence[str], given: Iterable[str]) -> None:
 def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
     """Keep of each method in each setting, but for what is tuned, the runs best on validation rows.
 
-    Args:
-      frame: runs.
-      tune: options of methods, and axes of settings.
+    Options of methods may be tuned, and axes of settings.
 
     Returns:
       Those with the largest mean over their seeds, named without what is tuned; and a note on what was best.

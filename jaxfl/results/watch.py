@@ -25,37 +25,21 @@ PATIENCE = 60.0  # seconds without news that are normal: a program may be compil
 
 
 class Progress(NamedTuple):
-    """The progress of a run.
+    """The progress of a run."""
 
-    Args:
-      label: label of its method.
-      seed: seed of the run.
-      rounds: number of rounds done and planned.
-      score: mean over clients at the last evaluation, an accuracy in percent, another score with its title;
-        "-" before the first one.
-      loss: loss of the last round, None before the first one or if it is not finite.
-      bytes_up: bytes sent so far by all clients.
-      bytes_down: bytes received so far by all clients.
-      speed: rounds per second between the last two evaluations, including writing and excluding compilation;
-        None before the first one.
-      news: when its files last changed, in seconds since the epoch.
-      busy: seconds that the rounds between the last two evaluations took, compilation included.
-      finished: whether its result exists.
-      owned: whether a process is working on it.
-    """
-
-    label: str
-    seed: int
-    rounds: tuple[int, int]
+    label: str  # label of its method
+    seed: int  # seed of the run
+    rounds: tuple[int, int]  # number of rounds done and planned
     score: str
-    loss: float | None
-    bytes_up: int
-    bytes_down: int
-    speed: float | None
-    news: float
-    busy: float
-    finished: bool
-    owned: bool
+    """Mean over clients at the last evaluation, in percent or with its title; "-" before the first one."""
+    loss: float | None  # loss of the last round, None before the first one or if it is not finite
+    bytes_up: int  # bytes sent so far by all clients
+    bytes_down: int  # bytes received so far by all clients
+    speed: float | None  # rounds per second between the last two evaluations, without compilation
+    news: float  # when its files last changed, in seconds since the epoch
+    busy: float  # seconds that the rounds between the last two evaluations took, compilation included
+    finished: bool  # whether its result exists
+    owned: bool  # whether a process is working on it
 
     def state(self, now: float) -> str:
         """Return finished, stopped, running, or ``silent since 90 s`` after thrice its last rounds' time."""
@@ -75,16 +59,11 @@ class Progress(NamedTuple):
 
 
 def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.time) -> None:
-    """Show a line per run; on a terminal in place, until all of them have ended.
+    """Show a line per run; on a terminal in place, first what goes on, until all of them have ended.
 
     A run has ended when no process is working on it, a comparison when its folder says so (a table may be a
-    report's). A folder of other runs never ends, because others may begin in it. If a terminal is too low,
-    ended runs are left out first.
-
-    Args:
-      folders: folders of runs, or with runs somewhere below them.
-      out: the terminal. Anything else gets the table once.
-      clock: seconds since the epoch.
+    report's). A folder of other runs never ends, because others may begin in it. Anything but a terminal gets
+    the table once.
 
     Raises:
       JaxflError: if a folder holds no run.
@@ -93,11 +72,11 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
         out.print(_table(folders, clock(), out))
         return
     with Live(
-        _table(folders, clock(), out, fitted=True), console=out, auto_refresh=False, transient=True
+        _table(folders, clock(), out, running_first=True), console=out, auto_refresh=False, transient=True
     ) as live:
         while not all(map(_ended, folders)):
             time.sleep(EVERY)
-            live.update(_table(folders, clock(), out, fitted=True), refresh=True)
+            live.update(_table(folders, clock(), out, running_first=True), refresh=True)
     out.print(_table(folders, clock(), out))
 
 
@@ -160,23 +139,17 @@ def _last_change(run: Path) -> float:
     return max(path.stat().st_mtime for path in files if path.exists())
 
 
-def _table(folders: list[Path], now: float, out: Console, *, fitted: bool = False) -> Group:
-    """Return a line per run, and what is damaged; if `fitted`, only as many ended runs as have room."""
+def _table(folders: list[Path], now: float, out: Console, *, running_first: bool = False) -> Group:
+    """Return a line per run, and what is damaged."""
     found, notes = {}, []
     for run in (run for folder in folders for run in _runs(folder)):
         try:
             found[run] = progress(run)
         except JaxflError as error:  # of this run; the others are shown
             notes.append(str(error))
-    ended, left_out = [run for run, of_run in found.items() if not of_run.owned], 0
-    while True:
-        shown = {run: of_run for run, of_run in found.items() if run not in ended[:left_out]}
-        more = [f"{left_out} more have ended."] if left_out else []
-        drawn = Group(_of_runs(shown, now, out.width), *map(Text, more + notes))
-        excess = len(out.render_lines(drawn)) - out.height + 1 if fitted else 0
-        if excess <= 0 or left_out == len(ended):
-            return drawn
-        left_out = min(len(ended), left_out + -(-excess // 3))  # a line of the table may be three
+    if running_first:
+        found = dict(sorted(found.items(), key=lambda of_run: not of_run[1].owned))
+    return Group(_of_runs(found, now, out.width), *map(Text, notes))
 
 
 WIDE = 76  # columns of a terminal in which everything fits

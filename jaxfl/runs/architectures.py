@@ -22,14 +22,9 @@ def build_models(
     task: Task = CLASSES,
     vocabulary: int = 0,
 ) -> tuple[tuple[Model, int], ...]:
-    """Build pairs (model, number of clients) for examples of a shape and a task, in the order of client ids.
+    """Build pairs (model, number of clients) in the order of client ids.
 
-    Args:
-      setup: the options.
-      shape: (H, W, C) of an image, or (T,) of tokens.
-      partition: how many outputs there are, and clients.
-      task: what outputs are for.
-      vocabulary: number of different tokens, if the rows are tokens.
+    The models are for examples of a shape, (H, W, C) of an image or (T,) of tokens, of a vocabulary.
 
     Raises:
       JaxflError: if there is no such network, two are the same, or the numbers of clients do not add up.

@@ -2,8 +2,8 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from jaxfl.core.answers import draw_dropouts
 from jaxfl.core.cohorts import align, balance, draw_cohorts, draw_poisson
 from jaxfl.core.engine import compiled
 from jaxfl.core.host_state import taken_over
-from jaxfl.core.job import Job, traced
+from jaxfl.core.job import Job, of_rounds, traced
+from jaxfl.core.noisy_steps import noisy_steps
 from jaxfl.core.protocol_check import check
 from jaxfl.core.rounds import Conditions
 from jaxfl.core.schedule import factors
@@ -28,7 +29,7 @@ from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant, needs_of
 from jaxfl.machine.clock import Deadline
 from jaxfl.machine.processes import on_first_process
-from jaxfl.mechanisms.wire import WITHOUT, accounting_of, needed_of
+from jaxfl.mechanisms.wire import WITHOUT, accounting_of, chosen_of, needed_of, of_rows
 from jaxfl.results.scores import needs_rows
 from jaxfl.runs.architectures import client_devices
 from jaxfl.runs.prepare import Data
@@ -36,12 +37,7 @@ from jaxfl.tasks import require_classes
 
 
 def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job:
-    """Return the job of one run, or of several that are one program.
-
-    Args:
-      runs: method and setup of each; they differ only in their seeds and rates.
-      federation: from `prepare` with their setup.
-    """
+    """Return the job of one run, or of several that differ only in their seeds and rates: one program."""
     variant, setup = runs[0]
     cohorts = [_cohorts(setup, federation) for _, setup in runs]
     return Job(
@@ -55,8 +51,32 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         likely=needs_rows(federation.task, setup.machine.show),
         conditions=[_conditions(setup, federation) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
-        accounting=accounting_of(setup, federation),
+        accounting=list(
+            filter(
+                None,
+                (_accounting(*run, federation, of_run) for run, of_run in zip(runs, cohorts, strict=True)),
+            )
+        ),
     )
+
+
+def _accounting(
+    variant: Variant, setup: Setup, federation: Federation, cohorts: PerGroup
+) -> Callable[[int], Any] | None:
+    """Return what differential privacy guarantees after so many rounds; None without."""
+    if accounting := accounting_of(setup, federation):
+        return partial(accounting.after, cohorts=cohorts)
+    if (rows := chosen_of(setup).rows) is None:
+        return None
+
+    @cache
+    def counted():
+        key, hyper = jax.random.key(setup.run.seed), traced(variant.config)
+        of_run = of_rounds(cohorts, 0, setup.run.rounds)
+        return noisy_steps(variant.programs.algorithm, key, hyper, federation, of_run)
+
+    sizes = np.concatenate([np.asarray(group.size) for group in federation.groups])
+    return of_rows(rows, variant.config.batch_size, sizes, counted)
 
 
 def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
@@ -96,14 +116,6 @@ def saved_state(
     rounds: int | None = None,
 ) -> tuple[int, Any]:
     """Load a run's newest checkpoint, see `checkpoint.newest`, or that of a certain round.
-
-    Args:
-      folder: the run's folder.
-      config: the run's configuration.
-      variant: its method.
-      setup: its options.
-      federation: its clients, perhaps without data.
-      rounds: number of rounds done; by default those of the newest checkpoint that can be read.
 
     Raises:
       JaxflError: as `checkpoint.newest`, or if there is no checkpoint of that round.
@@ -180,8 +192,6 @@ def _require_images_to_augment(variant: Variant, source: Source) -> None:
 
 
 def _as_many_as_fit(variant: Variant, setup: Setup, federation: Federation) -> Federation:
-    """Return the federation with as many clients side by side as fit in a device's memory."""
-
     def needed(fewer):
         return max(map(memory.peak_bytes, compiled(job_of([(variant, setup)], fewer))))
 

@@ -70,16 +70,10 @@ def _numbered_alike(ours: np.ndarray, run: Path) -> bool:
 def started(
     federation: Federation, setup: Setup, saved: Path | None, observer: Observer
 ) -> tuple[Federation, tuple[str, ...]]:
-    """Return the federation with the initial weights of `--init-from` or `--initial`.
+    """Return the federation with the initial weights that the setup asks for, and the sentences on them.
 
-    Args:
-      federation: the run's clients.
-      setup: the run's options.
-      saved: folder of a run that began with these weights and keeps them.
-      observer: is told which architecture starts from where, and which blocks start fresh.
-
-    Returns:
-      The federation, and the sentences for the observer.
+    The run `saved` began with these weights and keeps them. Otherwise the observer is told which architecture
+    starts from where, and which blocks start fresh.
 
     Raises:
       JaxflError: if there are no such weights, they are damaged or not finite, no block takes them, or both
@@ -144,7 +138,6 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _arrays(place: Path) -> dict[str, Arrays]:
-    """Read the arrays of a run or a file, by architecture."""
     try:
         if files.reads(Path.is_dir)(place):
             return by_architecture(final_arrays(place))

@@ -81,10 +81,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Stop runs within the block in time to be saved, see `StopRequest.measured`.
-
-    Args:
-      seconds: time limit from now; None for the limit of an enclosing block, if any.
+    """Stop runs within the block after some seconds, in time to be saved; by default as an enclosing block.
 
     Raises:
       JaxflError: if it is not a positive number.

@@ -36,32 +36,19 @@ from jaxfl.runs.profile import profiled
 
 
 class Run(NamedTuple):
-    """A run whose folder exists and that can go on.
-
-    Args:
-      folder: the run's folder.
-      config: the configuration in the folder.
-      variant: the method.
-      machine: options that say how often it is saved.
-      code: the code that computes it now, see `jaxfl.folder.code`.
-      watch: called with the metrics of every round as they come.
-      metrics: records of all rounds so far; the list grows as the run goes on.
-      state: state after these rounds; None before the first one.
-      new: whether its folder has just been made.
-      taken_over: the number of rounds that another code has computed, if this process's code takes over;
-        else None.
-    """
+    """A run whose folder exists and that can go on."""
 
     folder: Path
     config: Config
     variant: Variant
-    machine: MachineOptions
-    code: Code
-    watch: Callable
-    metrics: list[Round]
-    state: Any = None
-    new: bool = False
+    machine: MachineOptions  # options that say how often it is saved
+    code: Code  # the code that computes it now, see `jaxfl.folder.code`
+    watch: Callable  # called with the metrics of every round as they come
+    metrics: list[Round]  # records of all rounds so far; the list grows as the run goes on
+    state: Any = None  # state after these rounds; None before the first one
+    new: bool = False  # whether its folder has just been made
     taken_over: int | None = None
+    """Number of rounds that another code has computed, if this process's takes over."""
 
     @property
     def done(self) -> int:
@@ -125,11 +112,7 @@ def proceed(
 
 
 def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]:
-    """Compute and write down all rounds.
-
-    Returns:
-      The errors of the runs that end early, by their numbers in the job.
-    """
+    """Compute and write down all rounds; return the errors of runs that end early, by their numbers."""
     ended, done = {}, runs[0].done
     going = {i: run for i, run in enumerate(runs) if not stops(run.config, run.metrics)}
     if not going:  # they were stopped between their last round and their result
@@ -153,9 +136,7 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                     new = records(of_runs[i], *where, spent, client_devices, len(runs), *asked_for)
                     new[-1]["seconds"]["write"] = wrote[i]
                     if job.accounting and "accuracy" in new[-1]:
-                        new[-1]["privacy"] = cast(
-                            Privacy, job.accounting.after(new[-1]["round"], job.cohorts[i])
-                        )
+                        new[-1]["privacy"] = cast(Privacy, job.accounting[i](new[-1]["round"]))
                     spent, begun = 0.0, time.perf_counter()
                     try:
                         _write(job, i, run, of_runs[i], new, stop)
@@ -285,13 +266,8 @@ def _conclude(
 ) -> Result:
     """Write the result and the pictures of a run whose rounds are done, and return the result.
 
-    Args:
-      job: the run's job.
-      run: the run.
-      client_devices: see `proceed`.
-      compilations: number of programs compiled for it.
-      before: number of rounds that other processes have computed.
-      since: see `proceed`.
+    `compilations` programs were compiled for it, and other processes have computed the rounds `before`; all
+    else is as in `proceed`.
     """
     from jaxfl.data.pictures import draw  # here, so that the first rounds do not wait for it
     from jaxfl.results import curves, drawings

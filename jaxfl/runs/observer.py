@@ -43,19 +43,13 @@ ONLY_WARNINGS = Observer()
 
 
 class Terms(NamedTuple):
-    """On what terms a command computes its runs, whatever these try.
+    """On what terms a command computes its runs, whatever these try."""
 
-    Args:
-      log: further destinations of the metrics, see `jaxfl.runs.log.Log`.
-      changed_code: whether to go on although the user's own files have changed.
-      max_seconds: time limit in seconds; the rounds done are saved, see `jaxfl.runs.interrupt.Interrupted`.
-      observer: callbacks for progress reports.
-    """
-
-    log: Sequence[str | Callable] = ()
-    changed_code: bool = False
+    log: Sequence[str | Callable] = ()  # further destinations of the metrics, see `jaxfl.runs.log.Log`
+    changed_code: bool = False  # whether to go on although the user's own files have changed
     max_seconds: float | None = None
-    observer: Observer = ONLY_WARNINGS
+    """Time limit in seconds; the rounds done are saved, see `jaxfl.runs.interrupt.Interrupted`."""
+    observer: Observer = ONLY_WARNINGS  # callbacks for progress reports
 
 
 USUAL = Terms()

@@ -22,14 +22,7 @@ from jaxfl.runs.recorded_data import images_of
 
 
 def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:
-    """Make the folder of a new run.
-
-    Args:
-      folder: new or empty folder.
-      variant: the method.
-      setup: the options of the run.
-      data: the data, from `fit_to_machine`.
-      watch: called with the metrics of every round as they come.
+    """Make the folder of a new run, with data from `fit_to_machine`; `watch` gets its metrics as they come.
 
     Raises:
       JaxflError: if the folder is not free or cannot be written.
@@ -55,14 +48,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
 
 
 def reopen(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Callable) -> Run:
-    """Reopen a run at its newest checkpoint.
-
-    Args:
-      folder: the run's folder.
-      variant: the method.
-      setup: the options of the run, see `restore`.
-      data: from `prepare` with its partition.
-      watch: called with the metrics of every round as they come.
+    """Reopen a run at its newest checkpoint, with data from `prepare` with its partition.
 
     Raises:
       JaxflError: if there are checkpoints and none can be read, or one belongs to another configuration.

@@ -70,10 +70,7 @@ class Data(NamedTuple):
 def prepare(setup: Setup, saved: Path | None = None, source: Source | None = None) -> Data:
     """Load the data, divide them and put them on the device.
 
-    Args:
-      setup: the options.
-      saved: folder of a run whose partition and links are used instead of drawing them.
-      source: the data to use instead of loading them.
+    Partition and links of the run `saved` are used instead of drawing them.
 
     Raises:
       JaxflError: if something does not fit or is not available, or the run was computed on other images.
@@ -121,13 +118,7 @@ def same_source(setup: Setup, run: Path) -> Source:
 
 
 def prepare_without_data(setup: Setup, images: DataSet, partition: Partition, begun: Path) -> Federation:
-    """Return the federation of a run on one device, without its data.
-
-    Args:
-      setup: the run's options.
-      images: description of the images by `images_of`.
-      partition: the run's partition.
-      begun: the run's folder.
+    """Return the federation of a begun run on one device without its data, which `images` describes.
 
     Raises:
       JaxflError: if something does not fit, or a model is not found again.
@@ -218,16 +209,13 @@ def other_images(setup: Setup, source: Source, owned: np.ndarray) -> Public | No
 
 
 def _numbers(classes: str | None) -> list[int] | None:
-    """Return the numbers of the classes that are chosen; None for all."""
     return None if classes is None else numbered(classes)
 
 
 def share_out(setup: Setup, largest: int) -> tuple[int, int]:
     """Return how many clients train at once on a device, and how many devices share them.
 
-    Args:
-      setup: the options, which may say so; else this machine does.
-      largest: number of clients of the largest group.
+    The setup may say so; else this machine does, by the clients of the largest group.
     """
     at_once = setup.machine.clients_at_once or (1 if jax.default_backend() == "cpu" else largest)
     active = math.ceil(largest * setup.run.participation - 1e-9)
@@ -334,13 +322,7 @@ def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
 
 
 def link(setup: Setup, clients: int, saved: Path | None = None) -> np.ndarray | None:
-    """Draw the links of clients by `partition_seed`, or read them from a file; None without links.
-
-    Args:
-      setup: the options.
-      clients: number of clients, N.
-      saved: folder of a run, whose links are taken if it has some.
-    """
+    """Draw the links of clients by `partition_seed`, or read those of a saved run or of a file."""
     choice = setup.run.topology
     if choice == "none":
         return None

@@ -12,12 +12,10 @@ from jaxfl.machine.processes import on_first_process
 
 
 def profiled(chunks: Iterator[dict[int, Chunk]], folder: Path, at: int) -> Iterator[dict[int, Chunk]]:
-    """Yield the same chunks; number `at`, from 0, is traced, including its evaluation.
+    """Yield the same chunks; number `at`, from 0, is traced into a folder, including its evaluation.
 
-    Args:
-      chunks: from `simulate`, which computes a chunk when it is asked for.
-      folder: folder for the trace, for TensorBoard's profile plugin, XProf or Perfetto.
-      at: number of the chunk. The first one compiles, so a later one shows the steady state.
+    The first one compiles, so a later one shows the steady state. The trace is for TensorBoard's profile
+    plugin, XProf or Perfetto.
 
     Raises:
       JaxflError: if the folder cannot be written.

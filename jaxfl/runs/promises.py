@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.config.own_code import OwnCodeError, own_code
+from jaxfl.config.setup import Setup
 from jaxfl.core import host_state
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
@@ -23,14 +24,18 @@ from jaxfl.core.window import STRANGERS, on_host
 from jaxfl.errors import BeyondCohort, JaxflError
 from jaxfl.folder.variant import Variant, variant_of
 from jaxfl.mechanisms.sharing import sharing
+from jaxfl.mechanisms.wire import wire_of
 from jaxfl.runs.trial import (
+    CLASSES,
     EVERYONE,
     FIRST_ONLY,
     ROUNDS,
     SIZES,
     SOME,
+    TRAINED_ON,
     Trial,
     begin,
+    clients,
     cohort,
     differ,
     played,
@@ -47,17 +52,11 @@ SAY_SO = "; call federation.require_all() where that is meant"
 
 
 class Found(NamedTuple):
-    """A finding about a promise.
+    """A finding about a promise."""
 
-    Args:
-      promise: the promise in words.
-      seen: what speaks against it; empty if it is kept.
-      broken: whether that breaks it; otherwise the author should look, and it may be right.
-    """
-
-    promise: str
-    seen: str
-    broken: bool
+    promise: str  # the promise in words
+    seen: str  # what speaks against it; empty if it is kept
+    broken: bool  # whether that breaks it; otherwise the author should look, and it may be right
 
 
 def tried(variant: Variant) -> Iterable[Found]:
@@ -189,6 +188,43 @@ def _changes_with(otherwise: Callable, trial: Trial, sentence: str) -> str | Non
 
     other = dataclasses.replace(trial.federation, groups=tuple(map(otherwise, trial.federation.groups)))
     return _apart(outcome(other), outcome(trial.federation), sentence)
+
+
+def protects_rows(trial: Trial) -> str | None:
+    """Check that a method that takes --privacy rows learns nothing of rows but their clipped gradients.
+
+    The clip norm is so small that other rows must give the same state and models.
+    """
+    if "rows" not in trial.algorithm.wire:
+        return None
+    federation = clients(("none", "none"))
+    wire = wire_of(Setup.of(privacy="rows,clip=1e-30,noise=0"), federation)
+    federation = dataclasses.replace(federation, wire=wire)
+    own = jnp.arange(len(federation.labels)) < TRAINED_ON.stop
+
+    def outcome(federation):
+        changed = trial._replace(federation=federation)
+        state = trial.algorithm.init(jax.random.key(0), federation, traced(trial.variant.config))
+        for number in range(2):
+            key = jax.random.key(number)
+            done = played(changed, key, state, cohort(federation, EVERYONE))
+            state = done.state
+        return {name: getattr(done, name) for name in ("state", "received", "personal")}
+
+    def counted_otherwise(group):
+        return dataclasses.replace(group, class_counts=jnp.roll(group.class_counts, 1, 1))
+
+    other = dataclasses.replace(
+        federation,
+        images=jnp.where(own[:, None, None, None], 255 - federation.images, federation.images),
+        labels=jnp.where(own, (federation.labels + 1) % CLASSES, federation.labels),
+        groups=tuple(map(counted_otherwise, federation.groups)),
+    )
+    sentence = (
+        "with --privacy rows{} depends on clients' rows in another way than by their clipped gradients: "
+        'leave "rows" out of the wire of the Algorithm'
+    )
+    return _apart(outcome(other), outcome(federation), sentence, 1e-20)
 
 
 def leaves_the_absent_alone(trial: Trial) -> str | None:
@@ -334,6 +370,7 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
     "empty places of a cohort have no effect": ignores_empty_places,
     "rows that pad a client's list have no effect": ignores_padding,
     "test rows have no effect": ignores_test_rows,
+    "it protects rows under --privacy rows, or does not say so": protects_rows,
     "clients who are absent keep what they have": leaves_the_absent_alone,
     "a round needs only its cohort, or says that it needs all": needs_only_its_cohort,
     "bytes are only those of clients who take part": counts_what_is_sent,

@@ -26,7 +26,6 @@ def require_same_images(run: Path, then: DataSet, source: Source) -> None:
 
 
 def _checksum(images: np.ndarray) -> str:
-    """Return a checksum by which images and their order are known again."""
     return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
 
 

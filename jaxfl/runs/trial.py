@@ -21,6 +21,7 @@ from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.folder.variant import Variant
 from jaxfl.models import zoo
+from jaxfl.models.build import NormName
 
 SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows: with BatchNorm a single one is no batch
@@ -39,23 +40,14 @@ class Round(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A method on its five clients, after a round of all of them.
+    """A method on its five clients, after a round of all of them."""
 
-    Args:
-      variant: the method with its options.
-      algorithm: what the method builds.
-      play: the program ``(key, state, federation, cohort) -> Round``, without a host step.
-      federation: the clients.
-      state: state after that round.
-      stacked: the state's tree, True where a leaf has one entry per client.
-    """
-
-    variant: Variant
-    algorithm: Algorithm
-    play: Program
+    variant: Variant  # the method with its options
+    algorithm: Algorithm  # what the method builds
+    play: Program  # the program ``(key, state, federation, cohort) -> Round``, without a host step
     federation: Federation
-    state: Any
-    stacked: Any
+    state: Any  # state after that round
+    stacked: Any  # the state's tree, True where a leaf has one entry per client
 
 
 def begin(variant: Variant) -> Trial:
@@ -82,8 +74,11 @@ def begin(variant: Variant) -> Trial:
     return trial._replace(state=played(trial, jax.random.key(1), trial.state, everyone).state)
 
 
-def clients() -> Federation:
-    """Return unequal clients of two architectures, one with BatchNorm; an image's mean gives its class."""
+TRAINED_ON = range(30)  # rows that only clients train on
+
+
+def clients(norms: tuple[NormName, ...] = ("none", "batch")) -> Federation:
+    """Return unequal clients of two architectures with these norms; an image's mean gives its class."""
     rng, rows = np.random.default_rng(0), np.arange(60, dtype=np.int32)
     labels = rng.permutation(rows % CLASSES).astype(np.int32)
     images = rng.integers(0, 120, (60, *SHAPE)) + 60 * labels[:, None, None, None]
@@ -94,20 +89,20 @@ def clients() -> Federation:
         test=(test,) * len(SIZES),
         relabel=np.tile(np.arange(CLASSES, dtype=np.int32), (len(SIZES), 1)),
         outputs=CLASSES,
-        public=rows[30:40],
+        public=rows[TRAINED_ON.stop : 40],
     )
     source = Source("a trial's", images.astype(np.uint8), labels, rows < 40, CLASSES)
-    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5, norm=norm) for norm in ("none", "batch")]
+    models = [zoo.mlp(shape=SHAPE, classes=CLASSES, hidden=5, norm=norm) for norm in norms]
     linked = ~np.eye(len(SIZES), dtype=bool)
     return federate(source, partition, [(models[0], 3), (models[1], 2)], links=linked)
 
 
 def cohort(federation: Federation, ids: Iterable[int], places: int = 0) -> Cohort:
-    """Return the last round's cohort of these client ids, in this order, with `places` more empty places."""
+    """Return the last round's cohort of these ids, in this order, with an empty place and `places` more."""
 
     def slots(group):
         position = {int(i): place for place, i in enumerate(np.asarray(group.id))}
-        present, room = [position[i] for i in ids if i in position], len(group.id) + places
+        present, room = [position[i] for i in ids if i in position], len(group.id) + 1 + places
         index = present + [len(group.id)] * (room - len(present))
         return Slots(np.array(index, np.int32), np.arange(room) < len(present))
 

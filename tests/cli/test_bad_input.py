@@ -421,7 +421,6 @@ REFUSED = [
     ("partition --dataset nowhere.npz --run-dir divided", "divided already holds"),
     ("partition @own.args --run-dir own.py/divided", "cannot be written (Not a directory)"),
     ("run fedavg @own.args --run-dir " + 300 * "x", "cannot be written (File name too long)"),
-    ("run fedavg @own.args --run-dir \udcff", "/\\udcff' is not a path in UTF-8; choose another --run-dir"),
     ("run @" + 300 * "x", "xxx: File name too long; check its name and its permissions"),
     ("run fedavg @own.args @unclosed.args", "unclosed.args, line 1: No closing quotation"),
     ("run fedavg @nested.args", "nested.args, line 2: @own.args is not read from within a file of arguments"),
@@ -703,7 +702,6 @@ def test_python_refuses_the_same(folder, method, options, sentence):
         ),
         (lambda: jaxfl.load("run", changed_code="no"), "jaxfl.load: --changed-code must be true or false"),
         (lambda: jaxfl.compare("fedper", changed_code="no"), "--changed-code must be true or false"),
-        (lambda: jaxfl.run("fedper", quiet="no"), "quiet must be True or False, not 'no'"),
         (lambda: jaxfl.run("fedper", run_dir="a\0b"), "is not the name of a folder or file"),
         (lambda: jaxfl.run("fedper", run_dir=""), "'' is not the name of a folder or file"),
         (

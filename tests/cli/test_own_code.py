@@ -203,11 +203,11 @@ REFUSED = [
         "def two_arguments",
         "(labels, clients), but is called with",
     ),
-    (f"{RUN} --partition wrong.py:three_entries,classes=2", "", "an array of positions from 0 to"),
+    (f"{RUN} --partition wrong.py:three_entries,classes=2", "", "an array of different positions from 0 to"),
     (
         f"{RUN} --partition wrong.py:beyond_the_data",
         "",
-        "4 arrays, the one of client 3 with int64[1] from 99999",
+        "4 arrays, that of client 3 is another",
     ),
     (
         f"{RUN} --schedule wrong.py:no_schedule",

@@ -529,15 +529,7 @@ REFUSALS = {
         {"clients": 7},
         "None of 1000 Dirichlet draws with alpha 1e-06 gave each of 7 clients 10 of the 480 rows",
     ),
-    "no clients": (iid, {"clients": 0}, "federation of 0 clients"),
-    "seed": (iid, {"seed": -1}, "seed is -1"),
-    "test": (iid, {"test": "theirs"}, 'must be "own", "source", "split" or "all"'),
-    "labels": (iid, {"labels": "mixed"}, 'must be "unified", "independent" or "permuted"'),
-    "test_fraction": (iid, {"test_fraction": 1.0}, "test_fraction is 1.0"),
-    "validation_fraction": (iid, {"validation_fraction": -0.1}, "validation_fraction is -0.1"),
     "no validation rows": (iid, {"validation_fraction": 0.001}, "of 0.001 sets no row of any client aside"),
-    "max_test": (iid, {"max_test": 0}, "max_test is 0"),
-    "max_train": (iid, {"max_train": 0}, "max_train is 0; every client needs at least 1 row"),
     "no own test rows": (iid, {"test_fraction": 0.0}, "Client 0 is left without test rows"),
     "fewer test rows than classes": (
         classes,
@@ -552,12 +544,12 @@ REFUSALS = {
     "positions that do not exist": (
         lambda labels, clients, rng: [np.arange(3), np.array([2, -1])],
         {"clients": 2},
-        "for each of 2 clients, an array of positions from 0 to 479",
+        "for each of 2 clients, an array of different positions from 0 to 479",
     ),
     "a position twice": (
         lambda labels, clients, rng: [np.arange(3), np.array([2, 5, 5])],
         {"clients": 2, "test": "source"},
-        "2 arrays, the one of client 1 with 5 more than once",
+        "2 arrays, that of client 1 is another",
     ),
     "not a part for each client": (
         lambda labels, clients, rng: [np.arange(3)],

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import long
 
 import jaxfl
 from jaxfl.data.readers import load
@@ -81,11 +82,11 @@ def test_what_follows_the_end_of_a_row_has_no_effect(name, every_token):
 
     Outputs of every token depend on those up to it.
     """
-    short, long = (
+    few, many = (
         zoo.build(f"{name},width=0.25", shape=(steps,), classes=3, vocabulary=WORDS, every_token=every_token)
         for steps in (4, 7)
     )
-    w = jax.jit(long.init)(jax.random.key(0))
+    w = jax.jit(many.init)(jax.random.key(0))
     cut = jax.tree.map_with_path(
         lambda path, leaf: leaf[:4] if "position" in jax.tree_util.keystr(path) else leaf, w
     )
@@ -93,16 +94,16 @@ def test_what_follows_the_end_of_a_row_has_no_effect(name, every_token):
     padded = np.pad(tokens, ((0, 0), (0, 3)), constant_values=-1)
     outputs = [
         np.asarray(outputs_of(model, weights, x))
-        for model, weights, x in ((short, cut, tokens), (long, w, padded))
+        for model, weights, x in ((few, cut, tokens), (many, w, padded))
     ]
     if every_token:
         assert (outputs[1][:, 4:] == 0).all()
         outputs[1] = outputs[1][:, :4]
-        other = outputs_of(short, cut, np.int32([[1, 8, 0, 2], [5, 5, 4, 4]]))
+        other = outputs_of(few, cut, np.int32([[1, 8, 0, 2], [5, 5, 4, 4]]))
         np.testing.assert_allclose(other[:, :2], outputs[0][:, :2], rtol=1e-5, atol=1e-6)
         assert np.abs(other[:, 2:] - outputs[0][:, 2:]).min(1).max() > 1e-4
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
-    turned = outputs_of(short, cut, tokens[:, [1, 0, 2, 3]])
+    turned = outputs_of(few, cut, tokens[:, [1, 0, 2, 3]])
     assert np.abs(turned[0] - outputs[0][0]).max() > 1e-4
 
 
@@ -191,7 +192,7 @@ def test_a_network_of_ones_own_may_begin_with_an_embedding():
     np.testing.assert_allclose(in_parts[-1], whole, rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedkemf,knowledge=[gru,width=0.125]"])
+@pytest.mark.parametrize("method", ["fedavg", long("fedper"), "fedkemf,knowledge=[gru,width=0.125]"])
 def test_methods_learn_from_tokens(method, written, tmp_path):
     """The deployed models predict tokens as they were scored, with the metadata that the folder has."""
     network = tmp_path / "net.py"

@@ -661,7 +661,7 @@ def test_a_checkpoint_of_other_shapes_is_refused_and_kept(finished, tmp_path, ca
     monkeypatch.setattr(checkpoint, "_named", wider(checkpoint._named))
     sentence = refusal(capsys, "resume", run)
     assert "checkpoints/16 is from a version of jaxfl whose models or states had other shapes" in sentence
-    assert "repeat it with `jaxfl run --from`" in sentence and checkpoint.saved(run) == [8, 12, 16]
+    assert "repeat the run with `jaxfl run --from`" in sentence and checkpoint.saved(run) == [8, 12, 16]
 
 
 def wider(named):

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SIZES, assert_same, cohort, differ, tiny_models
+from conftest import SIZES, assert_same, cohort, differ, long, tiny_cnn, tiny_models
 from dp_accounting import rdp
-from methods.cases import CASES
-from methods.rounds import ALWAYS, EVERYONE, alike, federated, mlp, run
+from methods.cases import CASES, keeps_apart
+from methods.rounds import ALWAYS, EVERYONE, alike, federated, initial, mlp, run
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
@@ -33,7 +33,7 @@ from jaxfl.mechanisms.wire.aggregation import (
 )
 from jaxfl.mechanisms.wire.attacks import Noise, Scale, SignFlip, draw_attackers
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS, LowRank, Quantize, Sign, TopK
-from jaxfl.mechanisms.wire.privacy import Gaussian
+from jaxfl.mechanisms.wire.privacy import Gaussian, Rows
 from jaxfl.mechanisms.wire.setup import Own, Wire, wire_of
 from jaxfl.registry import METHODS
 from jaxfl.runs.engine_job import _require_on_the_wire
@@ -273,22 +273,26 @@ def test_a_function_of_ones_own_gets_changes_in_place_of_messages(known):
     np.testing.assert_array_equal(made["w"], [7, 14] if known else [8, 16])
 
 
+NOTHING = [
+    ({"privacy": "gaussian,noise=0,clip=3e38"}, UNIFORM),
+    ({"privacy": "gaussian,noise=0,clip=3e38,where=client"}, UNIFORM),
+    ({"compress": "quantize,bits=32"}, {}),
+    ({"compress": "top-k,share=1"}, {}),
+    ({"compress": "top-k,share=1,feedback=true"}, {}),
+    ({"compress": "low-rank,rank=99"}, {}),
+    ({"attack": "sign-flip,share=0"}, {}),
+    ({"attack": "scale,factor=1,share=0.9"}, {}),
+    ({"aggregate": "norm-bound,bound=3e38"}, {}),
+    ({"aggregate": "trimmed-mean,share=0"}, UNIFORM),
+]
+FEEDBACK = NOTHING[4]  # with which SCAFFOLD does all that it does over a wire
+
+
 @pytest.mark.parametrize(
-    ("options", "config"),
-    [
-        ({"privacy": "gaussian,noise=0,clip=3e38"}, UNIFORM),
-        ({"privacy": "gaussian,noise=0,clip=3e38,where=client"}, UNIFORM),
-        ({"compress": "quantize,bits=32"}, {}),
-        ({"compress": "top-k,share=1"}, {}),
-        ({"compress": "top-k,share=1,feedback=true"}, {}),
-        ({"compress": "low-rank,rank=99"}, {}),
-        ({"attack": "sign-flip,share=0"}, {}),
-        ({"attack": "scale,factor=1,share=0.9"}, {}),
-        ({"aggregate": "norm-bound,bound=3e38"}, {}),
-        ({"aggregate": "trimmed-mean,share=0"}, UNIFORM),
-    ],
+    ("name", "options", "config"),
+    [("fedavg", *row) for row in NOTHING]
+    + [("scaffold", *row) if row is FEEDBACK else long("scaffold", *row) for row in NOTHING],
 )
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_what_changes_nothing_leaves_every_bit(name, options, config):
     """SCAFFOLD's control variates are compiled into one loop with what follows, and round otherwise."""
     config, tolerance = (config, 0) if name == "fedavg" else ({}, 1e-6)
@@ -389,6 +393,43 @@ def test_the_denominator_of_private_sums_is_fixed():
     trained, received = messages_of(before, info)
     mean = clip(trained[:2] - received, 0.1).sum(0) / 5
     np.testing.assert_allclose(flat(after.shared[0]) - received, mean, rtol=2e-3, atol=2e-6)
+
+
+def test_the_clip_norm_follows_a_quantile_of_norms():
+    """C of three rounds, and their means, in NumPy; absent clients count as half within C."""
+    federation = on(alike(), privacy="gaussian,noise=0,clip=0.3,adapt=0.7,rate=0.5")
+    states = [initial("fedavg", federation), *(state for state, _ in run("fedavg", federation))]
+    clip_norm, shares = 0.3, []
+    for before, (after, info) in zip(states[:-1], run("fedavg", federation), strict=True):
+        trained, received = messages_of(before, info)
+        there = len(trained) if info.loss[0].all() else int((np.asarray(info.loss[0]) > 0).sum())
+        d = (trained - received)[:there]
+        assert before.clip[0] == pytest.approx(clip_norm, rel=1e-5)
+        np.testing.assert_allclose(
+            flat(after.shared[0]) - received, clip(d, clip_norm).sum(0) / 5, rtol=2e-3, atol=2e-6
+        )
+        shares.append(float((np.linalg.norm(d, axis=1) <= clip_norm).mean()))
+        b = ((np.linalg.norm(d, axis=1) <= clip_norm) - 0.5).sum() / 5 + 0.5
+        clip_norm *= math.exp(-0.5 * (b - 0.7))
+        assert info.findings == {"clip norm": {"next": pytest.approx(clip_norm, rel=1e-5)}}
+    assert 0 < min(shares) < max(shares)
+
+
+def test_the_noise_of_an_adaptive_clip_norm_has_the_epsilon_of_z():
+    """The two releases together are one of z: z^-2 = z_delta^-2 + (2 sigma_b)^-2, within five errors."""
+    choice, m = "gaussian,clip=0.5,adapt=0.5,count_noise=1.5", len(SIZES)
+    quiet, noisy = (
+        run("fedavg", on(alike(), privacy=f"{choice},noise={z}"), ALWAYS[:1])[0][0] for z in (0, 2.0)
+    )
+    std = (1 / 4 - 1 / 9) ** -0.5 * 0.5 / m
+    drawn = (flat(noisy.shared[0]) - flat(quiet.shared[0])) / std
+    assert abs(np.square(drawn).mean() - 1) < 5 * math.sqrt(2 / drawn.size)
+    privacy = Gaussian(clip=0.5, noise=2.0, adapt=0.5, count_noise=1.5)
+    follow = jax.vmap(lambda key: privacy.next_clip(key, jnp.float32(0.1), m))
+    b = 0.5 - np.log(np.asarray(follow(jax.random.split(KEY, 4000))) / 0.5) / 0.2
+    assert abs(b.mean() - 0.6) < 5 * 1.5 / m / math.sqrt(4000)
+    assert abs(b.std() * m / 1.5 - 1) < 5 / math.sqrt(2 * 4000)
+    assert differ(quiet.clip, noisy.clip)
 
 
 def test_a_private_server_adds_noise_even_if_nobody_answers():
@@ -518,16 +559,17 @@ def test_poisson_sampling_draws_each_client_by_itself():
 ENSEMBLES = ("feddf", "pfeddf")  # FedAvg, whose server also uses what its clients have computed
 
 
-@pytest.fixture(scope="module")
-def everybody():
-    """Return five unequal clients of two architectures, with validation rows, which some methods need."""
-    return federated(*tiny_models(), validates=True)
+@functools.cache
+def everybody(apart):
+    """Return five unequal clients of one or two architectures, with validation rows, which some need."""
+    return federated(*([(tiny_cnn("cnn"), 5)] if apart else tiny_models()), validates=True)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_pass_what_they_say_over_the_wire_and_refuse_the_rest(name, everybody):
+def test_methods_pass_what_they_say_over_the_wire_and_refuse_the_rest(name):
     """The functions of a wire are called while a round is traced, if the method says so, and only then."""
     called, config = set(), METHODS[name].config(**CASES[name].short)
+    algorithm = choose(name, CASES[name].short).algorithm
 
     def compress(key, change):
         called.update(["messages"] if jax.tree.leaves(change) else [])
@@ -543,9 +585,9 @@ def test_methods_pass_what_they_say_over_the_wire_and_refuse_the_rest(name, ever
         compress=Own(compress, (), lambda key, change: change),
         aggregate=Own(aggregate, (), lambda messages, weights: tree.one(messages)),
         feedback=True,
+        rows=traced(Rows()) if "rows" in algorithm.wire else None,  # which other training refuses
     )
-    algorithm = choose(name, CASES[name].short).algorithm
-    federation = dataclasses.replace(everybody, wire=wire)
+    federation = dataclasses.replace(everybody(keeps_apart(name)), wire=wire)
 
     def one_round(key):
         state = algorithm.init(key, federation, traced(config))
@@ -554,20 +596,22 @@ def test_methods_pass_what_they_say_over_the_wire_and_refuse_the_rest(name, ever
     before, (after, info) = jax.eval_shape(one_round, KEY)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     owes = "owed" in str(jax.tree.leaves_with_path(after))
-    passes = called | {"feedback"} if owes else called
+    passes = called | {"memory"} if owes else called
     if name in ENSEMBLES:
-        assert not algorithm.wire and passes
+        assert algorithm.wire == ("rows",) and passes
     else:
-        assert passes == (set() if name == "local" else set(algorithm.wire))  # Local sends nothing
+        said = set(algorithm.wire) - {"rows"}
+        assert passes == (set() if name == "local" else said)  # Local sends nothing
     options = {
         "messages": {"compress": "sign"},
         "mean": {"aggregate": "median"},
-        "feedback": {"compress": "sign,feedback=true"},
+        "memory": {"compress": "sign,feedback=true"},
+        "rows": {"privacy": "rows"},
     }
     for place, asked in options.items():
         variant, setup = choose(name, CASES[name].short), Setup.of(**asked)
         if place in algorithm.wire:
             _require_on_the_wire(variant, setup)
         else:
-            with pytest.raises(JaxflError, match=f"{name}.*--(compress|aggregate)"):
+            with pytest.raises(JaxflError, match=f"{name}.*--(compress|aggregate|privacy)"):
                 _require_on_the_wire(variant, setup)

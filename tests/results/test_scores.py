@@ -225,8 +225,12 @@ def score_of(*counts):
     return Score(Counts(*counts), Counts(*(np.zeros_like(of) for of in counts)), nothing, nothing)
 
 
-def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path):
-    run = jaxfl.run("local", run_dir=tmp_path / "run", **chosen)
+@pytest.fixture(scope="module")
+def run(chosen, tmp_path_factory):
+    return jaxfl.run("fedper", run_dir=tmp_path_factory.mktemp("runs") / "fedper", **chosen)
+
+
+def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(run, tmp_path):
     assert "scores" not in run.result["accuracy"]
     table = jaxfl.report(run.folder, out=tmp_path / "out", show=["auc", "confusion"])
     assert table.rows[0][1][1].text() == "-"
@@ -234,9 +238,8 @@ def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(chosen, tmp_path)
     assert note in table.notes
 
 
-def test_scores_are_those_of_the_predictions(chosen, tmp_path):
+def test_scores_are_those_of_the_predictions(run):
     """Scores are those of FedPer's models, with untrained heads of newcomers and labels of each client."""
-    run = jaxfl.run("fedper", run_dir=tmp_path / "run", **chosen)
     accuracy, newcomers = run.result["accuracy"], run.result["newcomers"]
     new = newcomers["clients"]
     members = [client for client in range(4) if client not in new]

@@ -99,7 +99,8 @@ def test_a_run_computes_the_same_elsewhere(run, whole, options):
         np.testing.assert_allclose(found[name], leaf, rtol=1e-4, atol=1e-5)
 
 
-@EACH
+@pytest.mark.long
+@OFTEN
 def test_seeds_of_one_program_are_runs_alone(kind, whole, tmp_path):
     jaxfl.compare("fedper", seeds=2, run_dir=str(tmp_path / "both"), **OPTIONS | kind.options)
     (first,) = (tmp_path / "both").rglob("*seed-0")

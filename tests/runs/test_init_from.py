@@ -155,17 +155,18 @@ def test_the_only_client_of_an_architecture_keeps_what_it_started_from(run, sour
 
 def test_clients_of_a_run_begin_with_draws_of_their_own(run, tmp_path):
     """Wherever their state is, and when the run is repeated."""
-    options = [*STILL, "--initial", "own", "--seed", "1"]
-    begun = run("local", *options)
-    (_, own), (shared, alike) = arrays(begun), arrays(run("fedavg", *STILL, "--seed", "1"))
+    two = [*STILL, "--seed", "1", "--clients", "2"]
+    options, models = [*two, "--initial", "own"], ["--models", "mlp,hidden=3"]
+    begun = run("local", *options, models=models)
+    (_, own), (shared, alike) = arrays(begun), arrays(run("fedavg", *two, models=models))
     assert not alike and store.read_config(begun)["options"]["initial"] == "own"
     for name, (first, second) in own.items():
         if "/bias" not in name:
             assert np.abs(first - second).min() > 0, name
             assert np.abs(first - shared[name.replace("/clients/", "/")]).min() > 0
     on_host, divided = (
-        run("local", *options, "--client-state", "host"),
-        run("local", *options, "--devices", "2"),
+        run("local", *options, "--client-state", "host", models=models),
+        run("local", *options, "--devices", "2", models=models),
     )
     cli.main(["run", "--from", str(begun), "--run-dir", str(tmp_path / "repeated")])
     for other in (on_host, divided, tmp_path / "repeated"):

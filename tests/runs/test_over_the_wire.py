@@ -4,9 +4,11 @@ import csv
 import json
 import math
 
+import dp_accounting as dp
 import numpy as np
 import pytest
 from conftest import comparable
+from dp_accounting import rdp
 from folders import copied_before_checkpoints, metrics, state
 
 import jaxfl
@@ -28,8 +30,10 @@ def read(path):
         ("scaffold", SENT),
         ("fedavg", "--privacy gaussian,noise=0.5 --sampling poisson --compress quantize,bits=4"),
         ("fedavg", "--attack backdoor,share=0.4 --aggregate krum,m=2"),
+        ("fedrep", "--privacy rows,noise=0.5 --compress sign"),
+        ("ditto", "--privacy gaussian,noise=0.2,adapt=0.5"),
     ],
-    ids=["sent", "private", "poisoned"],
+    ids=["sent", "private", "poisoned", "rows", "adaptive"],
 )
 def test_a_run_over_the_wire_is_resumed_and_repeated_on_devices(method, options, dataset, tmp_path):
     """A run stopped after half of its rounds goes on to the same bits; four devices agree up to rounding."""
@@ -81,6 +85,17 @@ def test_epsilon_is_in_records_results_and_tables(dataset, tmp_path, capsys):
     assert read(folder / "result.json")["privacy"] == last
     with pytest.raises(jaxfl.JaxflError, match="has noise for --target-epsilon 9 after 4 rounds"):
         jaxfl.resume(folder, rounds=6)
+
+
+def test_epsilon_of_rows_is_that_of_all_noisy_steps(dataset, tmp_path):
+    """Ditto trains twice in a round, on ten rows in batches of four: q = 0.4, and three steps an epoch."""
+    folder, words = tmp_path / "run", ["--privacy", "rows,noise=2", "--batch-size", "4"]
+    words += ["--participation", "1", "--run-dir", str(folder)]
+    cli.main(["run", "ditto", *dataset, *FEDERATION, *words])
+    for record in (record for record in metrics(folder) if "privacy" in record):
+        event = dp.PoissonSampledDpEvent(0.4, dp.GaussianDpEvent(2.0))
+        accountant = rdp.RdpAccountant().compose(event, 2 * 3 * record["round"])
+        assert record["privacy"]["epsilon"] == accountant.get_epsilon(1e-5)
 
 
 def test_several_seeds_are_one_program_over_the_wire(dataset, tmp_path):

@@ -64,7 +64,7 @@ def compared(dataset, tmp_path_factory):
     def stopped(run, rounds):
         return folder / "stopped" / run.relative_to(folder / "compared") / str(rounds)
 
-    with copied_before_checkpoints(stopped), drawing():
+    with copied_before_checkpoints(stopped), drawing("curves.png"):
         compare(dataset, folder / "compared")
     return folder
 
@@ -322,7 +322,7 @@ def test_pictures_of_a_report_can_be_without_pixels(compared, tmp_path, drawn):
     assert all(path.read_bytes().startswith(b"%PDF") for path in pictures)
 
 
-def test_usual_columns_can_be_left_out(compared, tmp_path, drawn):
+def test_usual_columns_can_be_left_out(compared, tmp_path):
     table = jaxfl.report(compared / "compared", out=tmp_path / "out", hide=["received", "megabytes"])
     assert table.titles == ["accuracy %", "mlp,hidden=3", "mlp,hidden=4"]
     assert not any("received" in note for note in table.notes)
@@ -755,8 +755,9 @@ def test_resume_of_a_finished_run_changes_nothing(compared, capsys):
     assert files() == before
 
 
+@drawing("findings.png", "assembled.png")
 @pytest.mark.parametrize("method", ["draftfed", long("pfedclub")])
-def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
+def test_methods_with_public_images_resume(dataset, tmp_path, method):
     """Methods resume to the same bits, also pFedClub, whose server assembles teachers between rounds."""
     original, folder = tmp_path / "original", tmp_path / "stopped"
     models = ["--models", "mlp,hidden=3", "mcmahan,width=0.06"]
@@ -775,8 +776,9 @@ def test_methods_with_public_images_resume(drawn, dataset, tmp_path, method):
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
 
 
+@drawing("topology.png")
 @pytest.mark.long
-def test_a_run_keeps_its_links_when_their_file_changes(drawn, dataset, tmp_path):
+def test_a_run_keeps_its_links_when_their_file_changes(dataset, tmp_path):
     edges, original, folder = tmp_path / "edges.txt", tmp_path / "original", tmp_path / "stopped"
     clients = int(dict(zip(FEDERATION, FEDERATION[1:], strict=False))["--clients"])
     edges.write_text("".join(f"{i} {i + 1}\n" for i in range(clients - 1)))
@@ -840,7 +842,8 @@ def test_a_resume_computes_on_this_machine_as_the_run_did(dataset, tmp_path, mon
     assert used == [(1, 1, "auto"), (2, 2, "patches"), (2, 2, "patches")]
 
 
-def test_every_checkpoint_has_its_matrices(drawn, dataset, tmp_path, monkeypatch):
+@drawing("matrices.png")
+def test_every_checkpoint_has_its_matrices(dataset, tmp_path, monkeypatch):
     """Every checkpoint has its matrices, even if the run stops right after the last one."""
     save, folder = checkpoint.save, tmp_path / "mnfl"
 
@@ -968,7 +971,7 @@ def test_users_of_the_test_part_never_train(tmp_path, capsys):
     rows = run.partition.test[3]
     right = run.models[3].predict(run.source.images[rows]) == run.source.labels[rows]
     assert [right.mean()] == last["newcomers"]["received"]["per_client"]
-    cli.main(["run", "fedavg", *options[:-2], "--test", "own", "--run-dir", str(tmp_path / "own")])
+    cli.main(["partition", *users(tmp_path), "--test", "own", "--run-dir", str(tmp_path / "own")])
     assert "they train on 9 of the data's own test rows" in " ".join(capsys.readouterr().out.split())
 
 

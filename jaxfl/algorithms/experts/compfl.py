@@ -96,21 +96,14 @@ class CompFL(Greedy):
 
 
 class State(NamedTuple):
-    """State carried between rounds.
-
-    Args:
-      hyper: the options.
-      experts: per group (= expert j), theta_j: the shared leaves.
-      heads: per group, per expert that its clients can run, phi_ij (n_g, ...).
-      trained: per group (n_g, ...), the client's own expert after its last round.
-      last: per group (n_g,) int32, the round in which the client last trained its own; -1 at the start.
-    """
+    """State carried between rounds."""
 
     hyper: CompFL
-    experts: fl.PerGroup
-    heads: fl.PerGroup
-    trained: fl.PerGroup
+    experts: fl.PerGroup  # per group (= expert j), theta_j: the shared leaves
+    heads: fl.PerGroup  # per group, per expert that its clients can run, phi_ij (n_g, ...)
+    trained: fl.PerGroup  # per group (n_g, ...), the client's own expert after its last round
     last: fl.PerGroup
+    """Per group (n_g,) int32, the round in which the client last trained its own; -1 at the start."""
 
 
 class Answer(NamedTuple):

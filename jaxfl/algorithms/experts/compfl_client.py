@@ -81,11 +81,7 @@ def own_heads(key, federation: fl.Federation, heads: fl.PerGroup) -> fl.PerGroup
 
 
 def check(config: Cooperation, federation: fl.Federation) -> None:
-    """Refuse weights by validation accuracy where no row validates, and heads that class means cannot make.
-
-    Raises:
-      JaxflError: saying what to change.
-    """
+    """Refuse weights by validation accuracy where no row validates, and heads unlike class means."""
     made = len(federation.models) > 1 or config.head_init.startswith("proto")
     for model in federation.models:
         fl.require_plain_head(model)
@@ -207,23 +203,15 @@ def received(
 
 
 class LocalRound(NamedTuple):
-    """Results of a client's round, by the experts' places among those that it can run.
+    """Results of a client's round, by the experts' places among those that it can run."""
 
-    Args:
-      weights: weights of every expert in use, adapted or trained.
-      thetas: extractors of those that may have been trained.
-      phis: the client's heads on all experts.
-      loss: (), mean over the steps of the training.
-      idle: () bool, whether the training had no step.
-      teachers: weights of every expert in use, adapted, and s (T,), 0 of those that do not teach.
-    """
-
-    weights: dict[int, fl.Weights]
-    thetas: dict[int, fl.Weights]
-    phis: tuple[fl.Weights, ...]
-    loss: jax.Array
-    idle: jax.Array
+    weights: dict[int, fl.Weights]  # weights of every expert in use, adapted or trained
+    thetas: dict[int, fl.Weights]  # extractors of those that may have been trained
+    phis: tuple[fl.Weights, ...]  # the client's heads on all experts
+    loss: jax.Array  # (), mean over the steps of the training
+    idle: jax.Array  # () bool, whether the training had no step
     teachers: tuple[list[fl.Weights], jax.Array]
+    """Weights of every expert in use, adapted, and s (T,), 0 of those that do not teach."""
 
 
 def local_round(

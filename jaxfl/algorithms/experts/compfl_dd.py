@@ -59,33 +59,20 @@ class CompFLDD(Greedy):
 
 
 class Known(NamedTuple):
-    """The experts that a group's clients know, (n_g, ...).
+    """The experts that a group's clients know, (n_g, ...)."""
 
-    Args:
-      copies: per expert that they can run, theta_j as last seen.
-      heads: per expert that they can run, phi_ij.
-      heard: (n_g, experts that they can run) bool, whether they have seen it.
-    """
-
-    copies: fl.PerGroup
-    heads: fl.PerGroup
-    heard: jax.Array
+    copies: fl.PerGroup  # per expert that they can run, theta_j as last seen
+    heads: fl.PerGroup  # per expert that they can run, phi_ij
+    heard: jax.Array  # (n_g, experts that they can run) bool, whether they have seen it
 
 
 class State(NamedTuple):
-    """State carried between rounds.
-
-    Args:
-      hyper: the options.
-      walkers: per expert j, theta_j.
-      at: (M,) int32, the ids of the clients where walkers are.
-      known: per group `Known`.
-    """
+    """State carried between rounds."""
 
     hyper: CompFLDD
-    walkers: fl.PerGroup
-    at: jax.Array
-    known: fl.PerGroup
+    walkers: fl.PerGroup  # per expert j, theta_j
+    at: jax.Array  # (M,) int32, the ids of the clients where walkers are
+    known: fl.PerGroup  # per group `Known`
 
 
 class Round(NamedTuple):

@@ -53,29 +53,18 @@ class CompFLMM(Cooperation):
 
 
 class Held(NamedTuple):
-    """The experts that a group's clients hold, (n_g, ...).
+    """The experts that a group's clients hold, (n_g, ...)."""
 
-    Args:
-      copies: per expert j, theta_ij; None for experts that they do not hold.
-      heads: per expert that they can run, phi_ij.
-      saved: (n_g, experts that they can run) bool, whether they have taken part in its training.
-    """
-
-    copies: fl.PerGroup
-    heads: fl.PerGroup
-    saved: jax.Array
+    copies: fl.PerGroup  # per expert j, theta_ij; None for experts that they do not hold
+    heads: fl.PerGroup  # per expert that they can run, phi_ij
+    saved: jax.Array  # (n_g, experts that they can run) bool, whether they have taken part in its training
 
 
 class State(NamedTuple):
-    """State carried between rounds.
-
-    Args:
-      hyper: the options.
-      clients: per group `Held`.
-    """
+    """State carried between rounds."""
 
     hyper: CompFLMM
-    clients: fl.PerGroup
+    clients: fl.PerGroup  # per group `Held`
 
 
 def build(config: CompFLMM) -> fl.Algorithm:

@@ -23,15 +23,10 @@ class DFedAvg(fl.Training):
 
 
 class State(NamedTuple):
-    """DFedAvg's state.
-
-    Args:
-      hyper: the options.
-      weights: the clients' models (n, ...).
-    """
+    """DFedAvg's state."""
 
     hyper: DFedAvg
-    weights: fl.Weights
+    weights: fl.Weights  # the clients' models (n, ...)
 
 
 def build(config: DFedAvg) -> fl.Algorithm:
@@ -51,7 +46,8 @@ def build(config: DFedAvg) -> fl.Algorithm:
         state = State(state.hyper, fl.scatter(state.weights, cohort, averaged))
         return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained))
 
-    return fl.each_architecture(fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal))
+    own = fl.own_models.personal
+    return fl.each_architecture(fl.Algorithm(init, own, step, own, wire=("rows",)))
 
 
 dfedavg = fl.Method("dfedavg", build, DFedAvg, needs=("links",))

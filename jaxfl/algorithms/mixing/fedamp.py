@@ -54,21 +54,16 @@ class FedAMP(fl.Training):
 
 
 class State(NamedTuple):
-    """FedAMP's state.
-
-    Args:
-      hyper: the options.
-      weights: the clients' models (n, ...).
-      distances: (n, n), squared distances of a client's model from all, as these were when it was uploaded,
-        so that a round compares only its cohort with all.
-      last_upload: (n,) int32, the round of a client's last upload; `NEVER` before the first, `NEWCOMER` for
-        one that does not count as a client yet.
-    """
+    """FedAMP's state."""
 
     hyper: FedAMP
-    weights: fl.Weights
+    weights: fl.Weights  # the clients' models (n, ...)
     distances: jax.Array
+    """(n, n), squared distances of a client's model from all, as these were when it was uploaded, so that a
+    round compares only its cohort with all."""
     last_upload: jax.Array
+    """(n,) int32, the round of a client's last upload; `NEVER` before the first, `NEWCOMER` for one that does
+    not count as a client yet."""
 
 
 class Attention(NamedTuple):
@@ -147,7 +142,9 @@ def build(config: FedAMP) -> fl.Algorithm:
     def matrices(state):
         return {"attention": attention(state).xi}
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices, wire=("rows",))
+    )
 
 
 fedamp = fl.Method("fedamp", build, FedAMP)

@@ -110,11 +110,7 @@ def distances(layers: tuple[jax.Array, ...]):
 
 
 def require_inputs(model: fl.Model) -> None:
-    """Raise `JaxflError` if a network has no layers to compare.
-
-    Raises:
-      JaxflError: naming the network.
-    """
+    """Raise `JaxflError` if a network has no layers to compare."""
     weights = model.form
     if not jax.eval_shape(model.norm_inputs, *weights, model.examples()):
         raise fl.JaxflError(

@@ -97,25 +97,15 @@ class FedCMD(fl.Training):
 
 
 class State(NamedTuple):
-    """FedCMD's state.
+    """FedCMD's state."""
 
-    Args:
-      hyper: the options.
-      shared: the global model, or the one trained last.
-      weights: the clients' models w_i (n, ...).
-      personal_layers: (blocks,) bool, (n, blocks) if clients differ; none in the first phase.
-      won: (candidates,) int32, number of rounds that each candidate has won.
-      scores: (candidates,), mean over the last cohort with votes.
-      phi: (n, n), Phi of the pairs that have met, under the options of the authors' code; or None.
-    """
-
-    hyper: FedCMD
-    shared: fl.Weights
-    weights: fl.Weights
-    personal_layers: jax.Array
-    won: jax.Array
-    scores: jax.Array
-    phi: jax.Array | None
+    hyper: FedCMD  # the options
+    shared: fl.Weights  # the global model, or the one trained last
+    weights: fl.Weights  # the clients' models w_i (n, ...)
+    personal_layers: jax.Array  # (blocks,) bool, (n, blocks) if clients differ; none in the first phase
+    won: jax.Array  # (candidates,) int32, number of rounds that each candidate has won
+    scores: jax.Array  # (candidates,), mean over the last cohort with votes
+    phi: jax.Array | None  # (n, n), Phi of the pairs that have met, under options of the authors' code
 
 
 def build(config: FedCMD) -> fl.Algorithm:

@@ -51,15 +51,10 @@ class Gaussian(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """A client's votes and scores.
+    """A client's votes and scores."""
 
-    Args:
-      votes: (candidates,) int32, one vote, or one for each mini-batch; none if the client does not vote.
-      scores: (candidates,), of all its rows, or the mean over mini-batches.
-    """
-
-    votes: jax.Array
-    scores: jax.Array
+    votes: jax.Array  # (candidates,) int32, one vote, or one for each mini-batch; none if it does not vote
+    scores: jax.Array  # (candidates,), of all its rows, or the mean over mini-batches
 
 
 def candidates(model: fl.Model, which: str) -> tuple[str, ...]:

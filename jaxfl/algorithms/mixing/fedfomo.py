@@ -63,21 +63,13 @@ class FedFomo(fl.Training):
 
 
 class State(NamedTuple):
-    """FedFomo's state.
-
-    Args:
-      hyper: the options.
-      weights: the clients' models w (n, ...).
-      base: the models b (n, ...) with which they compare others.
-      uploaded: (n,) bool, whether a client has ever taken part.
-      affinity: P (n, n).
-    """
+    """FedFomo's state."""
 
     hyper: FedFomo
-    weights: fl.Weights
-    base: fl.Weights
-    uploaded: jax.Array
-    affinity: jax.Array
+    weights: fl.Weights  # the clients' models w (n, ...)
+    base: fl.Weights  # the models b (n, ...) with which they compare others
+    uploaded: jax.Array  # (n,) bool, whether a client has ever taken part
+    affinity: jax.Array  # P (n, n)
 
 
 class Pool(NamedTuple):

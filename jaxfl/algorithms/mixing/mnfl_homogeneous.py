@@ -94,7 +94,9 @@ def build(config: MNFLHomogeneous) -> fl.Algorithm:
         return 2 * fl.mixing.products(away, centred) / fl.tree.scalars(centre)
 
     matrices = fl.learned_matrix.matrices
-    return fl.each_architecture(fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, fl.own_models.personal, matrices=matrices, wire=("rows",))
+    )
 
 
 mnfl_homogeneous = fl.Method("mnfl-homogeneous", build, MNFLHomogeneous)

@@ -45,21 +45,14 @@ class PFedSim(fl.Training):
 
 
 class State(NamedTuple):
-    """pFedSim's state.
-
-    Args:
-      hyper: the options.
-      shared: the global model, which the second phase does not change.
-      weights: the clients' models as last trained (n, ...).
-      has_own: (n,) bool, whether a client has trained in the second phase and so deploys its own model.
-      phi: (n, n), Phi of the pairs that have met; 0 elsewhere.
-    """
+    """pFedSim's state."""
 
     hyper: PFedSim
-    shared: fl.Weights
-    weights: fl.Weights
+    shared: fl.Weights  # the global model, which the second phase does not change
+    weights: fl.Weights  # the clients' models as last trained (n, ...)
     has_own: jax.Array
-    phi: jax.Array
+    """(n,) bool, whether a client has trained in the second phase: it deploys its own model."""
+    phi: jax.Array  # (n, n), Phi of the pairs that have met; 0 elsewhere
 
 
 def generalises(cohort: fl.Cohort, rho):
@@ -144,7 +137,9 @@ def build(config: PFedSim) -> fl.Algorithm:
         everyone = jnp.arange(len(state.phi), dtype=jnp.int32)
         return {"weights": attention(state.phi, everyone, everyone)}
 
-    return fl.each_architecture(fl.Algorithm(init, receive, step, personal, matrices=matrices))
+    return fl.each_architecture(
+        fl.Algorithm(init, receive, step, personal, matrices=matrices, wire=("rows",))
+    )
 
 
 pfedsim = fl.Method("pfedsim", build, PFedSim)

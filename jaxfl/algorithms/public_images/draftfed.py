@@ -60,15 +60,10 @@ class State(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """A client's drafts on the global set, or its targets; a model without convolutions has only logits.
+    """A client's drafts on the global set, or its targets; a model without convolutions has only logits."""
 
-    Args:
-      taps: {depth: (|G|, H, W, C)}, outputs of convolutions.
-      logits: (|G|, outputs).
-    """
-
-    taps: dict[int, jax.Array]
-    logits: jax.Array
+    taps: dict[int, jax.Array]  # {depth: (|G|, H, W, C)}, outputs of convolutions
+    logits: jax.Array  # (|G|, outputs)
 
 
 def build(config: DraftFed) -> fl.Algorithm:
@@ -116,7 +111,7 @@ def build(config: DraftFed) -> fl.Algorithm:
             trained=fl.own_models.predictors(trained),
         )
 
-    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal, wire=("rows",))
 
 
 def global_set(order, federation: fl.Federation, size: int):

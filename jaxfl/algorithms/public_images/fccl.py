@@ -181,7 +181,8 @@ def build(config: FCCL) -> fl.Algorithm:
         batch = min(config.public_batch, len(rows))
         return rows[: len(rows) // batch * batch].reshape(-1, batch)
 
-    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal, prepare=prepare)
+    own = fl.own_models.personal
+    return fl.Algorithm(init, own, step, own, prepare=prepare, wire=("rows",))
 
 
 fccl = fl.Method("fccl", build, FCCL, needs=("public",))

@@ -58,7 +58,7 @@ def distilled(config: fl.ServerDistillation, fedavg: fl.Algorithm) -> fl.Algorit
         return fl.tree.weighted_sum(share, logits)
 
     # Clients' own models make the ensemble, so these would have to pass the wire as well.
-    return fedavg._replace(init=init, step=step, wire=())
+    return fedavg._replace(init=init, step=step, wire=("rows",))
 
 
 feddf = fl.Method("feddf", build, FedDF, needs=("public",))

@@ -159,7 +159,7 @@ def build(config: FedKEMF) -> fl.Algorithm:
             e = jnp.mean(logits, 0, where=present)
         return task.soft(e, temperature)
 
-    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal, wire=("rows",))
 
 
 def needs(config: FedKEMF) -> tuple[str, ...]:

@@ -31,17 +31,11 @@ RERUNS = 10  # of a search while no candidate is small enough
 
 
 class Candidate(NamedTuple):
-    """A personalised model c_{m,s} before stitching.
+    """A personalised model c_{m,s} before stitching."""
 
-    Args:
-      blocks: the blocks, in the order in which they are applied.
-      substituted: number of first blocks that were searched for; the rest completes the model.
-      similarity: similarity of each block to the client's own block that it replaces, eq. 1.
-    """
-
-    blocks: tuple[fl.reassembly.BlockRef, ...]
-    substituted: int
-    similarity: tuple[float, ...]
+    blocks: tuple[fl.reassembly.BlockRef, ...]  # the blocks, in the order in which they are applied
+    substituted: int  # number of first blocks that were searched for; the rest completes the model
+    similarity: tuple[float, ...]  # of each block to the client's own block that it replaces, eq. 1
 
 
 def cmsr(

@@ -108,7 +108,7 @@ def build(config: FlexiFed) -> fl.Algorithm:
             loss, up, down, trained=fl.own_models.predictors(trained)
         )
 
-    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal)
+    return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal, wire=("rows",))
 
 
 flexifed = fl.Method("flexifed", build, FlexiFed)

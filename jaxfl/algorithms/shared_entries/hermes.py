@@ -78,17 +78,11 @@ class Own(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server's part of an architecture.
+    """The server's part of an architecture."""
 
-    Args:
-      mean: the last average of every entry.
-      since: int32, number of rounds when it was made; -1 for initial weights, which clients have themselves.
-      initial: the weights that clients rewind to; None if they do not.
-    """
-
-    mean: fl.Weights
-    since: fl.Weights
-    initial: fl.Weights | None
+    mean: fl.Weights  # the last average of every entry
+    since: fl.Weights  # int32, number of rounds when it was made; -1 for initial weights, which all have
+    initial: fl.Weights | None  # the weights that clients rewind to; None if they do not
 
 
 class State(NamedTuple):

@@ -30,13 +30,15 @@ class FedRoD(fl.Averaging):
 
 def build(config: FedRoD) -> fl.Algorithm:
     """Add to the model a block "personal", the second head, which stays on the client."""
-    return fl.sharing(
+    algorithm = fl.sharing(
         config,
         keep=lambda model: lambda path: path[1] == "personal",
         train=fl.local_training(config, objective=two_heads),
         extend=with_personal_head,
         predict=predict,
     )
+    # No "rows": the loss has the counts of a client's classes.
+    return algorithm._replace(wire=("messages", "mean", "memory"))
 
 
 def with_personal_head(key, model, weights, hyper):

@@ -99,7 +99,9 @@ def build(config: PerFedAvg) -> fl.Algorithm:
             optimizer=optax.sgd(inner_rate(hyper)),
         )
 
-    return fl.sharing(config, train=train, tune=adapt, memory=fl.Memory(by_rows=False))
+    algorithm = fl.sharing(config, train=train, tune=adapt, memory=fl.Memory(by_rows=False))
+    # No "rows": a gradient is of rows of several batches together.
+    return algorithm._replace(wire=("messages", "mean", "memory"))
 
 
 per_fedavg = fl.Method("per-fedavg", build, PerFedAvg)

@@ -66,15 +66,10 @@ class Gaussian(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """A replacement for a model's parameters; each part has None at the leaves of the other.
+    """A replacement for a model's parameters; each part has None at the leaves of the other."""
 
-    Args:
-      gaussian: distributions of kernels and biases.
-      point: values of the leaves of normalisation layers.
-    """
-
-    gaussian: Gaussian
-    point: Any
+    gaussian: Gaussian  # distributions of kernels and biases
+    point: Any  # values of the leaves of normalisation layers
 
 
 class State(NamedTuple):

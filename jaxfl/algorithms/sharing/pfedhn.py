@@ -46,33 +46,20 @@ class PFedHN(fl.Training):
 
 
 class Server(NamedTuple):
-    """The generator of the models of one architecture.
+    """The generator of the models of one architecture."""
 
-    Args:
-      psi: the hypernetwork's parameters.
-      v: the clients' embeddings (n, d).
-      opt_state: optimiser states of psi and of v.
-    """
-
-    psi: Any
-    v: jax.Array
-    opt_state: tuple[Any, Any]
+    psi: Any  # the hypernetwork's parameters
+    v: jax.Array  # the clients' embeddings (n, d)
+    opt_state: tuple[Any, Any]  # optimiser states of psi and of v
 
 
 class State(NamedTuple):
-    """State carried between rounds.
-
-    Args:
-      hyper: the options.
-      server: the generator.
-      stats: the BatchNorm statistics that all clients share.
-      own_stats: the BatchNorm statistics that stay on their clients (n, ...).
-    """
+    """State carried between rounds."""
 
     hyper: PFedHN
-    server: Server
-    stats: Any
-    own_stats: Any
+    server: Server  # the generator
+    stats: Any  # the BatchNorm statistics that all clients share
+    own_stats: Any  # the BatchNorm statistics that stay on their clients (n, ...)
 
 
 def build(config: PFedHN) -> fl.Algorithm:
@@ -178,7 +165,7 @@ def build(config: PFedHN) -> fl.Algorithm:
         return state.server.v
 
     return fl.each_architecture(
-        fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings, wire=("messages",))
+        fl.Algorithm(init, receive, step, personal=receive, embeddings=embeddings, wire=("messages", "rows"))
     )
 
 

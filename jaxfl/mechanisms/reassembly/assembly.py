@@ -83,11 +83,8 @@ def assemble(
 ) -> Chain:
     """Build a network: blocks with their clients' weights, stitches with new ones.
 
-    Args:
-      layers: see `layers`.
-      networks: by client id, the networks whose blocks are used.
-      rng: draws the weights of stitches.
-      seen: images on which small stitches start by least squares instead.
+    The networks whose blocks are used are by client id. Small stitches start by least squares on images, if
+    some have been `seen`.
     """
     network, own = (), ()
     for layer, after in zip_longest(layers, layers[1:]):

@@ -17,11 +17,6 @@ def kmeans(signatures: Signatures, groups: int, rng: np.random.Generator) -> np.
     pairs, narrower ones padded with a constant. The distance is 1 / sim (infinite where sim is 0). Centres
     start at random blocks; a group that loses all its blocks is dropped. CKA centres its arguments, which
     turns a constant into zeros, so features that are centred already are padded with zeros.
-
-    Args:
-      signatures: signatures of B blocks.
-      groups: largest K.
-      rng: draws the initial centres.
     """
     blocks = len(signatures.before)
     members = rng.choice(blocks, min(groups, blocks), replace=False)[:, None]
@@ -40,15 +35,11 @@ def kmeans(signatures: Signatures, groups: int, rng: np.random.Generator) -> np.
 
 
 def kmedoids(similarity: np.ndarray, groups: int) -> np.ndarray:
-    """Group blocks around K medoids, to which all blocks together are as similar as possible.
+    """Group blocks around K medoids, to which all blocks together are as similar (B, B) as possible.
 
     Kaufman and Rousseeuw 1990, "Finding Groups in Data", chapter 2: medoids are added greedily (BUILD), then
     the best exchange of one of them is made until none helps (SWAP). Nothing is random, and unlike K-means it
     takes no means of features whose coordinates are unrelated.
-
-    Args:
-      similarity: (B, B), eq. 1.
-      groups: largest K.
     """
     blocks = range(len(similarity))
 

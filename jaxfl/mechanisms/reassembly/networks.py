@@ -39,21 +39,13 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The network of a client.
+    """The network of a client."""
 
-    Args:
-      client: its id.
-      group: number of its architecture.
-      position: the client's within the group.
-      blocks: blocks of the architecture.
-      weights: weights of the client.
-    """
-
-    client: int
-    group: int
-    position: int
-    blocks: tuple[Block, ...]
-    weights: Weights
+    client: int  # its id
+    group: int  # number of its architecture
+    position: int  # the client's within the group
+    blocks: tuple[Block, ...]  # blocks of the architecture
+    weights: Weights  # weights of the client
 
     @property
     def size(self) -> int:
@@ -83,11 +75,7 @@ def blocks_of(model: Model) -> tuple[Block, ...]:
 
 
 def require_flattening(model: Model) -> None:
-    """Refuse an architecture with a dense block that takes only maps, not the vectors that stitches pass on.
-
-    Raises:
-      JaxflError: naming the block.
-    """
+    """Refuse an architecture with a dense block that takes only maps, not the vectors of stitches."""
     for block in blocks_of(model):
         if block.kind == "conv":
             continue
@@ -148,26 +136,18 @@ def references(all_networks: Sequence[Network], labels: np.ndarray) -> tuple[Blo
 
 
 class Look(NamedTuple):
-    """A network's outputs on public images.
-
-    Args:
-      activations: R + 1 arrays (n, d): the images and the output of every block, maps averaged over space,
-        as `jaxfl.mechanisms.reassembly.signatures` takes them.
-      logits: (P, C).
-    """
+    """A network's outputs on public images."""
 
     activations: tuple[np.ndarray, ...]
-    logits: np.ndarray
+    """R + 1 arrays (n, d): the images and the output of every block, maps averaged over space, as
+    `jaxfl.mechanisms.reassembly.signatures` takes them."""
+    logits: np.ndarray  # (P, C)
 
 
 def look(weights: PerGroup, federation: Federation, cohort: Cohort, some) -> dict[int, Look]:
     """Return the outputs of a cohort's networks on the public images, by client id.
 
-    Args:
-      weights: (n_g, ...) per group.
-      federation: clients and images.
-      cohort: the clients whose networks run.
-      some: (n,) int32, numbers of the public images whose activations are wanted.
+    Weights are (n_g, ...) per group; activations are those on `some` (n,) int32 of the images.
     """
     seen, operations = jax.device_get(_look(weights, federation, cohort, some))
     flops.add(operations)

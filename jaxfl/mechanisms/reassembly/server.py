@@ -61,41 +61,23 @@ jax.monitoring.register_event_duration_secs_listener(compiled.add)
 
 
 class Server(NamedTuple):
-    """The server's data in a round.
+    """The server's data in a round."""
 
-    Args:
-      options: the method's options, with their rates.
-      networks: by client id, all networks whose blocks are in the pool.
-      cohort: ids of the clients of the round, ascending.
-      pool: their blocks, grouped.
-      logits: by client of the cohort, logits (P, C) of its own model on the public images.
-      classes: number of classes, C.
-      task: what labels are.
-      images: the public images.
-      trains: which parts of a network learn there, see `parts.train`.
-      seen: the public images after the parts that do not learn.
-      sample: those by which blocks are compared, after any parts.
-      rng: NumPy's random generator of the round.
-      key: JAX's key of the round.
-      seconds: by step, the time it has taken; see `timed`.
-      at_once: number of networks that it works on at the same time, each on a core.
-    """
-
-    options: Reassembly
-    networks: dict[int, Network]
-    cohort: tuple[int, ...]
-    pool: Pool
-    logits: dict[int, np.ndarray]
-    classes: int
-    task: Task
-    images: tuning.Images
-    trains: Callable[[Part], bool]
-    seen: Seen
-    sample: Seen
-    rng: np.random.Generator
-    key: jax.Array
-    seconds: dict[str, float]
-    at_once: int
+    options: Reassembly  # the method's options, with their rates
+    networks: dict[int, Network]  # by client id, all networks whose blocks are in the pool
+    cohort: tuple[int, ...]  # ids of the clients of the round, ascending
+    pool: Pool  # their blocks, grouped
+    logits: dict[int, np.ndarray]  # by client of the cohort, (P, C) of its own model on the public images
+    classes: int  # number of classes, C
+    task: Task  # what labels are
+    images: tuning.Images  # the public images
+    trains: Callable[[Part], bool]  # which parts of a network learn there, see `parts.train`
+    seen: Seen  # the public images after the parts that do not learn
+    sample: Seen  # those by which blocks are compared, after any parts
+    rng: np.random.Generator  # NumPy's random generator of the round
+    key: jax.Array  # JAX's key of the round
+    seconds: dict[str, float]  # by step, the time it has taken; see `timed`
+    at_once: int  # number of networks that it works on at the same time, each on a core
 
 
 def take_apart(
@@ -107,16 +89,10 @@ def take_apart(
     federation: Federation,
     cohort: Cohort,
 ) -> Server:
-    """Run clients' models on the public images and group their blocks.
+    """Run clients' models (n_g, ...) on the public images and group their blocks.
 
-    Args:
-      key: key of this step.
-      options: the method's options, with their rates.
-      trains: which parts of assembled networks learn.
-      weights: the clients' models (n_g, ...).
-      known: (n_g,) bool, clients whose models the server has seen before.
-      federation: clients and public images.
-      cohort: the round's cohort.
+    The server has seen models of the clients `known` (n_g,) bool before. `trains` says which parts of
+    assembled networks learn.
     """
     if crowded():
         jax.clear_caches()  # of all rounds so far; what is used again is compiled again

@@ -20,18 +20,12 @@ class Signatures(NamedTuple):
 
     Neighbouring blocks share an activation: a model of R blocks has R + 1. All are float32: 4 n (n + d) bytes
     per activation. With n = 1,000 its Gram matrix takes 4 megabytes, whatever d.
-
-    Args:
-      features: A arrays (n, d) centred over the images; d differs.
-      grams: (A, n, n), see `gram`.
-      before: (B,) int, the activation that each block takes.
-      after: (B,) int, the activation that it gives.
     """
 
-    features: tuple[np.ndarray, ...]
-    grams: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
+    features: tuple[np.ndarray, ...]  # A arrays (n, d) centred over the images; d differs
+    grams: np.ndarray  # (A, n, n), see `gram`
+    before: np.ndarray  # (B,) int, the activation that each block takes
+    after: np.ndarray  # (B,) int, the activation that it gives
 
 
 def signatures(models: Sequence[Sequence[np.ndarray]]) -> Signatures:

@@ -26,19 +26,12 @@ FLATTENED = 4  # pixels, the largest height and width of maps that are flattened
 
 
 class Stitch(NamedTuple):
-    """A stitching layer without its weights.
+    """A stitching layer without its weights."""
 
-    Args:
-      source: shape of its input for one example, (h, w, c) or (d,).
-      target: shape of its output for one example.
-      relu: False for the logits at the end, and for dense layers.
-      dense: whether every number of the target depends on every number of the source.
-    """
-
-    source: tuple[int, ...]
-    target: tuple[int, ...]
-    relu: bool = True
-    dense: bool = False
+    source: tuple[int, ...]  # shape of its input for one example, (h, w, c) or (d,)
+    target: tuple[int, ...]  # shape of its output for one example
+    relu: bool = True  # False for the logits at the end, and for dense layers
+    dense: bool = False  # whether every number of the target depends on every number of the source
 
     @property
     def shape(self) -> tuple[int, int]:

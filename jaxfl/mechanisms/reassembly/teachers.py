@@ -37,39 +37,23 @@ from jaxfl.mechanisms.reassembly.server import Server, compiled, predictions, ta
 
 
 class Teacher(NamedTuple):
-    """The teacher that a method has assembled for a client.
+    """The teacher that a method has assembled for a client."""
 
-    Args:
-      network: w*_m.
-      parameters: |w*_m|, the number of its parameters.
-      own: the blocks of the client's own model, see `blocks.describe`.
-      blocks: the blocks of the teacher; a method may add entries to each.
-      alpha: (S,), the similarity of each of S candidates to the client's model.
-    """
-
-    network: Chain
-    parameters: int
-    own: list[dict]
-    blocks: list[dict]
-    alpha: np.ndarray
+    network: Chain  # w*_m
+    parameters: int  # |w*_m|, the number of its parameters
+    own: list[dict]  # the blocks of the client's own model, see `blocks.describe`
+    blocks: list[dict]  # the blocks of the teacher; a method may add entries to each
+    alpha: np.ndarray  # (S,), the similarity of each of S candidates to the client's model
 
 
 class State(NamedTuple):
-    """The state of such a method, per group.
-
-    Args:
-      hyper: the options.
-      weights: the clients' models (n_g, ...).
-      teacher_logits: logits of the clients' teachers on their training rows (n_g, m, outputs).
-      has_teacher: (n_g,) bool; a client has one from its first round on.
-      teacher_size: (n_g,) int32, parameters and BatchNorm statistics of the teachers.
-    """
+    """The state of such a method, per group."""
 
     hyper: Reassembly
-    weights: PerGroup
-    teacher_logits: PerGroup
-    has_teacher: PerGroup
-    teacher_size: PerGroup
+    weights: PerGroup  # the clients' models (n_g, ...)
+    teacher_logits: PerGroup  # logits of the clients' teachers on their training rows (n_g, m, outputs)
+    has_teacher: PerGroup  # (n_g,) bool; a client has one from its first round on
+    teacher_size: PerGroup  # (n_g,) int32, parameters and BatchNorm statistics of the teachers
 
 
 def learning_from_teachers(

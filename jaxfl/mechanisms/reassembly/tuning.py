@@ -63,15 +63,10 @@ def contrast(logits, pairs_and_tau):
 
 
 class Draw(NamedTuple):
-    """The random choices of a batch.
+    """The random choices of a batch."""
 
-    Args:
-      places: (B,), places of its images.
-      views: seed of their views; 0 if labels are used.
-    """
-
-    places: np.ndarray
-    views: int
+    places: np.ndarray  # (B,), places of its images
+    views: int  # seed of their views; 0 if labels are used
 
 
 def draws(total: int, options: Reassembly, rng: np.random.Generator) -> list[Draw]:

@@ -1,6 +1,7 @@
 """The wire: what happens to a message between a client's training and the server's mean.
 
-    client i    d_i = what it sends - what the server knows of it already         such as w_i - w
+    client i    trains, its rows' gradients clipped, with noise                   `privacy`, rows
+                d_i = what it sends - what the server knows of it already         such as w_i - w
                 d_i <- clipped, with noise                                        `privacy`, where=client
                 d_i <- a lie, if i is an attacker                                 `attacks`
                 d_i <- fewer bits; what is lost is sent later, on request         `compression`
@@ -13,5 +14,6 @@ mechanism calls `sent` for a message of one client, or `averaged` in place of `m
 more where the federation has no wire. What a method passes through is `Algorithm.wire`.
 """
 
-from jaxfl.mechanisms.wire.messages import Aggregated, averaged, nothing_owed, sent, up
+from jaxfl.mechanisms.wire.accounting import of_rows
+from jaxfl.mechanisms.wire.messages import Aggregated, averaged, first_clip, nothing_owed, sent, up
 from jaxfl.mechanisms.wire.setup import WITHOUT, accounting_of, chosen_of, needed_of, wire_of

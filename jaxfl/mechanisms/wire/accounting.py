@@ -6,22 +6,26 @@ multiplier (`privacy`), q the share of clients that take part and m of N its num
     where=server, sampling=poisson    one client more or less      Poisson sampling with q, Gauss of z
     where=server, sampling=fixed      another client in its place  m of N without replacement, Gauss of z / 2
     where=client                      another message              Gauss of z / 2
+    rows                              one row of a client less     in each of its steps Poisson, Gauss of z
 
 Another client in its place moves a sum of clipped changes by up to 2 C, hence z / 2. Under where=client the
-server sees who takes part, so that sampling hides nobody, and a client is charged for every round. The bound
-is that of Renyi's divergence (`RdpAccountant`).
+server sees who takes part, so that sampling hides nobody, and a client is charged for every round. A row is
+in a batch of B of the client's n rows with probability B / n, see `jaxfl.core.dp_sgd`; n is no secret. The
+bound is that of Renyi's divergence (`RdpAccountant`).
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxfl.core.noisy_steps import NoisySteps
 from jaxfl.core.protocol import Slots
 from jaxfl.errors import JaxflError
 from jaxfl.machine.packages import optional, quiet
+from jaxfl.mechanisms.wire.privacy import Rows
 
 
 class Accounting(NamedTuple):
@@ -63,12 +67,42 @@ class Accounting(NamedTuple):
         if self.where == "client":  # a client is charged for the rounds in which it sends
             taken = [slots.index[:rounds][slots.mask[:rounds]] for slots in cohorts]
             rounds = max(int(np.bincount(of_group, minlength=1).max()) for of_group in taken)
-        epsilon = self.epsilon(rounds)
-        return {
-            "epsilon": epsilon if math.isfinite(epsilon) else None,
-            "delta": self.delta,
-            "noise": self.noise,
-        }
+        return _record(self.epsilon(rounds), self.delta, self.noise)
+
+
+def of_rows(
+    privacy: Rows, batch_size: int, sizes: np.ndarray, counted: Callable[[], NoisySteps]
+) -> Callable[[int], dict[str, float | None]]:
+    """Return a function of the rounds done that returns what `Accounting.after` does, for clients' rows.
+
+    Args:
+      privacy: noise multiplier and delta.
+      batch_size: B.
+      sizes: (N,) int, n, the rows of each client.
+      counted: the noisy steps of all clients, in the same order.
+
+    Raises:
+      JaxflError: if `dp-accounting` is not installed.
+    """
+    noise, delta = float(privacy.noise), float(privacy.delta)
+    Accounting(noise, delta, "server", "poisson", 1.0, 0, 0).epsilon(1)  # says so before the first round
+
+    def after(rounds):
+        steps = counted().rounds[:rounds].sum(0) + counted().deployed
+        worst, most = 0.0, 0
+        for n, taken in sorted(set(zip(sizes.tolist(), steps.tolist(), strict=True))):
+            if taken > most:  # else a client with as few rows or fewer has taken as many steps or more
+                # A row is in a batch as a client is in a round.
+                q, most = min(1.0, batch_size / n), taken
+                worst = max(worst, Accounting(noise, delta, "server", "poisson", q, 0, 0).epsilon(taken))
+        return _record(worst, delta, noise)
+
+    return after
+
+
+def _record(epsilon: float, delta: float, noise: float) -> dict[str, float | None]:
+    """Return what a run writes down; epsilon is None if it is infinite."""
+    return {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta, "noise": noise}
 
 
 @functools.lru_cache(maxsize=4096)

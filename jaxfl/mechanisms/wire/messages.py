@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import map_and_sum, map_clients, per_group
@@ -40,9 +41,12 @@ def _put_back(message: Any, known: Any, change: Any, arrives: Any) -> Any:
     return jax.tree.map(of_part, known, message, change, arrives, is_leaf=lambda part: part is None)
 
 
-def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple[Any, Any]:
-    """Return what the server gets of a message, and what the client owes it from now on."""
-    wire = client.federation.wire
+def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple[Any, Any, Any]:
+    """Return what the server gets of a message, what the client owes it from now on, and 1/2 or -1/2.
+
+    The last is whether the change was within an adaptive clip norm; None without.
+    """
+    wire, within = client.federation.wire, None
     change = arrives = away(message, known)
     keys = jax.random.split(jax.random.fold_in(key, WIRE), 3)
     if wire.privacy and wire.privacy.where == "client":
@@ -54,8 +58,10 @@ def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple
         arrives = wire.compress(keys[2], given)
         owed = None if owed is None else jax.tree.map(jnp.subtract, given, arrives)
     if wire.bound is not None:
+        if wire.adapts:
+            within = (optax.tree.norm(arrives) <= wire.bound).astype(float) - 0.5
         arrives = wire.bounded(arrives)
-    return _put_back(message, known, change, arrives), owed
+    return _put_back(message, known, change, arrives), owed, within
 
 
 def sent(key, client: Client, message: Any, known: Any = None) -> Any:
@@ -98,6 +104,11 @@ def nothing_owed(federation: Federation, message: Any) -> Any:
     return federation.of_each(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), message()), 0)
 
 
+def first_clip(federation: Federation) -> jax.Array | None:
+    """Return the clip norm of one architecture before the first round, (); None if it does not adapt."""
+    return federation.wire.privacy.clip if federation.wire and federation.wire.adapts else None
+
+
 class Aggregated(NamedTuple):
     """What a server of one architecture makes of a round's messages.
 
@@ -109,6 +120,7 @@ class Aggregated(NamedTuple):
       left_out: (k,) bool, clients whose message was not finite; None if nobody looks.
       part: () float, what part of the clients the mean is of; None for as many as answered.
       always: whether the server steps even if nobody answers.
+      clip: the clip norm of the next round, see `first_clip`.
     """
 
     outputs: Any
@@ -118,9 +130,12 @@ class Aggregated(NamedTuple):
     left_out: jax.Array | None = None
     part: jax.Array | None = None
     always: bool = False
+    clip: jax.Array | None = None
 
     def told(self, info: Info) -> Info:
-        """Return a round's report with how many messages were left out, and without their clients' loss."""
+        """Return a round's report with what was found, and without the loss of clients that were left out."""
+        if self.clip is not None:
+            info = info._replace(findings=info.findings | {"clip norm": {"next": self.clip}})
         if self.left_out is None:
             return info
         count = {"messages": {"left out": self.left_out.sum(dtype=jnp.int32)}}
@@ -129,7 +144,17 @@ class Aggregated(NamedTuple):
 
 
 def averaged(
-    f, key, federation: Federation, cohort: Cohort, weights, shared=None, own=None, *, known=None, owed=None
+    f,
+    key,
+    federation: Federation,
+    cohort: Cohort,
+    weights,
+    shared=None,
+    own=None,
+    *,
+    known=None,
+    owed=None,
+    clip=None,
 ) -> Aggregated:
     """Average what clients of one architecture send, over the wire; without one, this is `map_and_sum`.
 
@@ -143,17 +168,20 @@ def averaged(
       own: leaves (k, ...), one entry per client.
       known: what the server knows of a message already, see `sent`.
       owed: what the cohort's clients owe (k, ...); None without error feedback.
+      clip: the clip norm (), if it adapts; else None.
     """
     wire = federation.wire
     if wire is None:
         outputs, mean = map_and_sum(f, key, federation, cohort, tree.shares(weights), shared, own)
         return Aggregated(outputs, mean, cohort)
+    if wire.adapts:
+        federation = dataclasses.replace(federation, wire=wire.clipping(clip, federation.numbers[0]))
 
     def over_the_wire(key, client, shared, own):
         own, owed = own
         outputs, message = f(key, client, shared, own)
-        message, owed = _arriving(key, client, message, known, owed)
-        return (outputs, owed), message
+        message, owed, within = _arriving(key, client, message, known, owed)
+        return (outputs, owed), message if within is None else (message, within)
 
     if wire.aggregate is not None:
         (outputs, owed), messages = map_clients(over_the_wire, key, federation, cohort, shared, (own, owed))
@@ -180,6 +208,7 @@ def _private(f, key, federation, cohort, present, shared, own, known) -> Aggrega
         return Aggregated(outputs, mean, cohort, owed)
     clients = federation.wire.expected[number]  # whoever answers: their number is nobody's secret to tell
     (outputs, owed), mean = map_and_sum(f, key, federation, cohort, present / clients, shared, own)
+    mean, within = mean if federation.wire.adapts else (mean, None)
     rest = (clients - present.sum()) / clients  # of the weights; what it weighs is what the server knows
     mean = jax.tree.map(
         lambda before, now: now if before is None else now + rest * before,
@@ -187,7 +216,9 @@ def _private(f, key, federation, cohort, present, shared, own, known) -> Aggrega
         mean,
         is_leaf=lambda part: part is None,
     )
-    drawn = privacy.noisy(jax.random.fold_in(key, WIRE - 1 - number), jax.tree.map(jnp.zeros_like, mean))
+    noise_key = jax.random.fold_in(key, WIRE - 1 - number)
+    drawn = privacy.noisy(noise_key, jax.tree.map(jnp.zeros_like, mean))
     mean = jax.tree.map(lambda leaf, noise: leaf + noise / clients, mean, drawn)
     part = clients / federation.participants[0]
-    return Aggregated(outputs, mean, cohort, owed, part=part, always=True)
+    clip = None if within is None else privacy.next_clip(jax.random.fold_in(noise_key, 0), within, clients)
+    return Aggregated(outputs, mean, cohort, owed, part=part, always=True, clip=clip)

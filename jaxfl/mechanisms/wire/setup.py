@@ -21,7 +21,7 @@ from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, clipped, o
 from jaxfl.mechanisms.wire.attacks import ATTACKS, Backdoor, draw_attackers, poisons
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS
 from jaxfl.mechanisms.wire.messages import away, onto
-from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian
+from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian, Rows
 from jaxfl.tasks import require_classes
 
 
@@ -112,7 +112,8 @@ class Wire:
       expected: (groups,) float, the number of clients of a round on average.
       attack: what attackers do, see `attacks`.
       compress: see `compression`.
-      privacy: see `privacy`.
+      privacy: of clients, see `privacy`.
+      rows: privacy of their training rows.
       aggregate: of a server that needs all messages at once, see `aggregation`.
       bound: the largest norm of a change, which the server scales down on its arrival.
       feedback: whether clients send later what compression has lost (error feedback).
@@ -123,9 +124,20 @@ class Wire:
     attack: Any = None
     compress: Any = None
     privacy: Gaussian | None = None
+    rows: Rows | None = None
     aggregate: Any = None
     bound: jax.Array | None = None
     feedback: bool = static(default=False)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the clip norm follows the norms of changes."""
+        return self.privacy is not None and self.privacy.adapt is not None
+
+    def clipping(self, clip, number: int) -> "Wire":
+        """Return the wire of a round in which one architecture's clip norm is `clip` ()."""
+        assert self.privacy
+        return dataclasses.replace(self, bound=clip, privacy=self.privacy.at(clip, self.expected[number]))
 
     @property
     def lies(self) -> bool:
@@ -195,6 +207,7 @@ class Chosen(NamedTuple):
     compress: Any
     feedback: bool
     privacy: Gaussian | None
+    rows: Rows | None
     server: Any
 
 
@@ -207,14 +220,25 @@ def chosen_of(setup: Setup) -> Chosen:
     options, message = setup.wire, ("key", "change")
     attack, share = _chosen("attack", ATTACKS, options.attack, message, Attackers)
     compress, feedback = _chosen("compression", COMPRESSIONS, options.compress, message, Feedback)
-    privacy, _ = _chosen("privacy", MECHANISMS, options.privacy, message)
+    protects, _ = _chosen("privacy", MECHANISMS, options.privacy, message)
+    privacy, rows = (None, protects) if isinstance(protects, Rows) else (protects, None)
     server, _ = _chosen("server", AGGREGATORS, options.aggregate, ("messages", "weights"), nothing="mean")
     if privacy and privacy.where == "server" and server:
         raise JaxflError(
             f"--privacy {options.privacy} adds noise to a sum, but --aggregate {options.aggregate} takes "
             "none; leave one of them out, or let clients add the noise: --privacy gaussian,where=client."
         )
+    if privacy and privacy.where == "client" and privacy.adapt is not None:
+        raise JaxflError(
+            f"--privacy {options.privacy} adapts the clip norm, for which the server adds the noise; leave "
+            "out adapt or where=client."
+        )
     target = options.target_epsilon
+    if target is not None and rows:
+        raise JaxflError(
+            f"--target-epsilon {target:g} chooses the noise of --privacy gaussian; that of rows depends on "
+            "the method's steps and the clients' rows, so write it: --privacy rows,clip=1,noise=1."
+        )
     if target is not None and (not privacy or "noise" in choices.split(options.privacy)[1]):
         raise JaxflError(
             f"--target-epsilon {target:g} chooses the noise of --privacy; add --privacy gaussian,clip=1, "
@@ -225,7 +249,7 @@ def chosen_of(setup: Setup) -> Chosen:
             "--privacy counts on who takes part in a round, and with --dropout or --deadline answers are "
             "lost; leave one of them out."
         )
-    return Chosen(attack, share, compress, feedback, privacy, server)
+    return Chosen(attack, share, compress, feedback, privacy, rows, server)
 
 
 def _chosen(
@@ -265,7 +289,9 @@ def _one(messages, weights):
 WITHOUT = {  # why an option is refused, by the part of `Algorithm.wire` that a method lacks
     "messages": "changes what clients send, but the method's messages do not pass through it",
     "mean": "is for a server that averages clients of one architecture, but the method's does something else",
-    "feedback": "lets clients send later what compression has lost, but the method's clients keep none of it",
+    "rows": "protects what clients learn from the gradients of single rows, but the method learns from rows "
+    "in other ways, too",
+    "memory": "remembers something from round to round, but the method's state has no place for it",
 }
 
 
@@ -275,9 +301,12 @@ def needed_of(setup: Setup) -> dict[str, str]:
     if chosen.attack is not None and not poisons(chosen.attack):
         needed[f"--attack {options.attack}"] = "messages"
     if chosen.compress is not None:
-        needed[f"--compress {options.compress}"] = "feedback" if chosen.feedback else "messages"
-    if chosen.privacy:
-        needed[f"--privacy {options.privacy}"] = "mean" if chosen.privacy.where == "server" else "messages"
+        needed[f"--compress {options.compress}"] = "memory" if chosen.feedback else "messages"
+    if privacy := chosen.privacy:
+        of_server = "mean" if privacy.adapt is None else "memory"
+        needed[f"--privacy {options.privacy}"] = of_server if privacy.where == "server" else "messages"
+    if chosen.rows:
+        needed[f"--privacy {options.privacy}"] = "rows"
     if chosen.server is not None:
         needed[f"--aggregate {options.aggregate}"] = "mean"
     return needed
@@ -296,8 +325,8 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
     """
     chosen = chosen_of(setup)
     attack: Any = chosen.attack
-    privacy, server = chosen.privacy, chosen.server
-    if all(each is None for each in (attack, chosen.compress, privacy, server)):
+    privacy, rows, server = chosen.privacy, chosen.rows, chosen.server
+    if all(each is None for each in (attack, chosen.compress, privacy, rows, server)):
         return None
     if attack is not None and poisons(attack):
         _require_fitting(setup.wire.attack, attack, federation)
@@ -310,8 +339,10 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
         server, bound = None, server.bound
     if privacy and (accounting := accounting_of(setup, federation)):
         privacy = dataclasses.replace(privacy, noise=accounting.noise)
+        for clients in expected(setup, federation):
+            privacy.require_count_noise(setup.wire.privacy, clients)
         bound = privacy.clip if privacy.where == "server" else bound
-    floats = expected(setup, federation), attack, chosen.compress, privacy, server, bound
+    floats = expected(setup, federation), attack, chosen.compress, privacy, rows, server, bound
     floats = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.result_type(float)), floats)
     newcomers = np.concatenate([np.asarray(apart) for apart in federation.newcomers])
     share = 0.0 if attack is None else chosen.share

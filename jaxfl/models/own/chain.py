@@ -32,19 +32,12 @@ from jaxfl.models.own.walk import Network, Path, Walk, batched, calls, images, l
 
 @dataclasses.dataclass(frozen=True)
 class Section(OwnBlock):
-    """A block of a network.
+    """A block of a network."""
 
-    Attributes:
-      network: network that it is part of.
-      start: see `Walk`.
-      stop: see `Walk`.
-      paths: paths of its leaves.
-    """
-
-    network: Network
-    start: int | None
-    stop: int | None
-    paths: frozenset[Path]
+    network: Network  # network that it is part of
+    start: int | None  # see `Walk`
+    stop: int | None  # see `Walk`
+    paths: frozenset[Path]  # paths of its leaves
 
     @property
     def kind(self):
@@ -114,15 +107,10 @@ def _zeros(shapes: Any, x: jax.Array) -> Any:
 
 
 class Uses(NamedTuple):
-    """Dependencies of the result of a part of a network.
+    """Dependencies of the result of a part of a network."""
 
-    Attributes:
-      paths: paths of the leaves that it uses, also for what only later parts take from it.
-      earlier: numbers of the calls before the part whose outputs it uses; -1 is the image.
-    """
-
-    paths: frozenset[Path]
-    earlier: frozenset[int]
+    paths: frozenset[Path]  # paths of the leaves that it uses, also for what only later parts take from it
+    earlier: frozenset[int]  # numbers of the calls before the part whose outputs it uses; -1 is the image
 
 
 def uses(network: Network, start: int | None, stop: int | None, with_outputs: bool = True) -> Uses:

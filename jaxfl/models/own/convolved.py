@@ -31,7 +31,6 @@ def convolved(f: Callable, *args: Any) -> Any:
 
 
 def _run(jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Compute a traced program, equation by equation."""
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
 
     def value(variable):
@@ -70,15 +69,10 @@ def _bound(equation: core.JaxprEqn, given: Sequence[jax.Array], **changed: Any) 
 
 
 class Placed(NamedTuple):
-    """An array whose axes stand in another order, that of the maps of `jaxfl.models.conv`.
+    """An array whose axes stand in another order, that of the maps of `jaxfl.models.conv`."""
 
-    Args:
-      array: the values, ``plain.transpose(order)``.
-      order: the plain array's axes, in the order in which they stand here.
-    """
-
-    array: jax.Array
-    order: tuple[int, ...]
+    array: jax.Array  # the values, ``plain.transpose(order)``
+    order: tuple[int, ...]  # the plain array's axes, in the order in which they stand here
 
 
 def _placed(value: Any, order: tuple[int, ...]) -> jax.Array:

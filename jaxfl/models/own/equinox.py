@@ -38,15 +38,8 @@ def from_equinox(
     Dropout is off in evaluation. Equinox's BatchNorm has no mask: an epoch's last batch, if it is shorter
     than others, is filled up with its own rows, taken in turn.
 
-    Args:
-      name: name of the architecture.
-      make: makes the module, ``lambda key: Net(key=key)``.
-      shape: (H, W, C) of an image.
-      classes: number of classes.
-      head: attribute name of the layer with which the head begins; by default the last one with weights that
-        does more than normalise. An entry of a list is ``layers_0``.
-      blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
-        except those that only normalise.
+    `make` makes the module, ``lambda key: Net(key=key)``. All else is as in `from_linen`; a layer is named
+    by its attribute, ``layers_0`` the first entry of a list.
 
     Raises:
       JaxflError: naming file and line, if the module cannot be made or called like this, a block cannot begin
@@ -164,7 +157,6 @@ class Equinox(Network):
 
     @functools.cached_property
     def _abstract(self) -> tuple[Any, eqx.nn.State]:
-        """Module and state with shapes for arrays."""
         return eqx.filter_eval_shape(eqx.nn.make_with_state(self.make), jax.random.key(0))
 
 

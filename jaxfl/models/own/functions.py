@@ -19,33 +19,13 @@ GIVEN = ("stats", "train", "key", "mask")  # besides parameters and inputs, for 
 
 
 class OwnBlock:
-    """Replacement for a block's Linen module: `draw` and `run`, called as a module is.
+    """Replacement for a block's Linen module: `draw` and `run`, called as a module is."""
 
-    Attributes:
-      kind: distinguishes blocks with leaves of the same names and shapes.
-      where: file and line where the network or the function is defined.
-      uncut: reason why a narrower network is not a slice of it.
-    """
-
+    kind: Any  # distinguishes blocks with leaves of the same names and shapes
+    where: Any  # file and line where the network or the function is defined
+    draw: Callable[..., Weights]  # ``(key, x (1, ...))``, initial weights for inputs like x
+    run: Callable[..., tuple[jax.Array, dict]]  # ``(weights, x, *, train, key, mask)``, output and statistics
     uncut = "is part of a network of your own, and jaxfl does not know how its channels are ordered"
-
-    @property
-    def kind(self) -> str:
-        """See the class."""
-        raise NotImplementedError
-
-    @property
-    def where(self) -> str:
-        """See the class."""
-        raise NotImplementedError
-
-    def draw(self, key: jax.Array, x: jax.Array) -> Weights:
-        """Draw initial weights for inputs like x (1, ...)."""
-        raise NotImplementedError
-
-    def run(self, weights: Weights, x: jax.Array, *, train: bool, key, mask) -> tuple[jax.Array, dict]:
-        """Return the block's output and its statistics."""
-        raise NotImplementedError
 
     def lazy_init(self, key, x, *, train, mask) -> dict:
         """Draw variables, as Linen's `lazy_init`."""

@@ -26,13 +26,7 @@ def layers(module: Any, kind: type) -> dict[str, Any]:
 
 
 def in_front(call: Callable, inputs: tuple, options: dict) -> tuple[tuple, dict]:
-    """Put the input of a call in front, also where it was named: ``head(inputs=x)``.
-
-    Args:
-      call: `__call__` of the module's class.
-      inputs: arguments without names.
-      options: arguments by their names.
-    """
+    """Put the input of a call in front, also where it was named: ``head(inputs=x)``."""
     if inputs or not options:
         return inputs, options
     _, *parameters = inspect.signature(call).parameters.values()

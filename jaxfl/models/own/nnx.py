@@ -35,15 +35,8 @@ def from_nnx(
     well, as in `from_linen`. BatchNorm leaves out the padding of a batch. Each stream of random numbers has
     its own key.
 
-    Args:
-      name: name of the architecture.
-      make: makes the module, ``lambda rngs: Net(rngs=rngs)``.
-      shape: (H, W, C) of an image.
-      classes: number of classes.
-      head: attribute name of the layer with which the head begins; by default the last one with weights that
-        does more than normalise. An entry of a list is ``layers_0``.
-      blocks: names of the layers with which blocks begin; by default all with weights where one can begin,
-        except those that only normalise.
+    `make` makes the module, ``lambda rngs: Net(rngs=rngs)``. All else is as in `from_linen`; a layer is named
+    by its attribute, ``layers_0`` the first entry of a list.
 
     Raises:
       JaxflError: naming file and line, if the module cannot be made or called like this, a block cannot begin
@@ -158,7 +151,6 @@ class Nnx(Network):
 
     @functools.cached_property
     def _abstract(self) -> nnx.Module:
-        """The module with shapes for arrays."""
         return nnx.eval_shape(lambda: self.make(nnx.Rngs(jax.random.key(0))))
 
 

@@ -22,28 +22,14 @@ EXAMPLES = 13  # batch of the watched network: an axis of this length is the bat
 
 
 class Network:
-    """A module of some library; hashable. Its weights are flat here: {path: leaf}.
+    """A module of some library; hashable. Its weights are flat here: {path: leaf}."""
 
-    Attributes:
-      shape: (H, W, C) of an image, or (T,) of tokens.
-      batched: whether the module is called with a batch, not with one example.
-    """
-
-    shape: tuple[int, ...]
-    batched = True
-
-    @property
-    def kind(self) -> type:
-        """Class of the module."""
-        raise NotImplementedError
-
-    def draw(self, key: jax.Array) -> Weights:
-        """Draw initial weights."""
-        raise NotImplementedError
-
-    def given(self, *trained: Any) -> Weights:
-        """Return the flat weights of a network trained elsewhere, given in its library's form."""
-        raise NotImplementedError
+    kind: Any  # class of the module
+    shape: tuple[int, ...]  # (H, W, C) of an image, or (T,) of tokens
+    batched = True  # whether the module is called with a batch, not with one example
+    draw: Callable[[jax.Array], Weights]  # draws initial weights by a key
+    given: Callable[..., Weights]  # the flat weights of a network trained elsewhere, in its library's form
+    run: Callable[..., tuple]  # ``(weights, x, walk, *, train, key, mask)``, its output and all statistics
 
     def inward(self, x: jax.Array) -> jax.Array:
         """Convert maps (B, H, W, C), or any other array, to the module's form."""
@@ -53,10 +39,6 @@ class Network:
         """Invert `inward`."""
         return y
 
-    def run(self, weights: Weights, x, walk: "Walk", *, train: bool, key, mask) -> tuple[jax.Array, dict]:
-        """Call the module under `walk.through`; return its output and all statistics."""
-        raise NotImplementedError
-
 
 class _End(Exception):
     """The end of a walk, with the value that is passed on there."""
@@ -64,23 +46,15 @@ class _End(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """One call of a module, from the input of one of its layers to that of another.
+    """One call of a module, from the input of one of its layers to that of another."""
 
-    Attributes:
-      start: number of the layer call where it starts; None is the module's own input.
-      stop: number of the layer call where it ends; None is the module's own output.
-      z: input of the layer at the start.
-      before: outputs of the calls before the start.
-      told: gets ``(layer, module, input, output)`` of every call, if given.
-      with_outputs: whether the value at the end comes in a pair, with the arrays that the calls returned.
-    """
-
-    start: int | None = None
-    stop: int | None = None
-    z: Any = None
-    before: Sequence[Any] = ()
+    start: int | None = None  # number of the layer call where it starts; None is the module's own input
+    stop: int | None = None  # number of the layer call where it ends; None is the module's own output
+    z: Any = None  # input of the layer at the start
+    before: Sequence[Any] = ()  # outputs of the calls before the start
     told: Callable[[str, Any, Any, Any], None] | None = None
-    with_outputs: bool = False
+    """Gets ``(layer, module, input, output)`` of every call."""
+    with_outputs: bool = False  # whether the value comes in a pair, with the arrays that the calls returned
 
     def through(self, forward: Callable[[Callable], Any]) -> Any:
         """Return the value at the walk's end.
@@ -121,19 +95,12 @@ def _level():
 
 
 class Call(NamedTuple):
-    """A call of a layer.
+    """A call of a layer."""
 
-    Attributes:
-      layer: name of the layer.
-      kind: name of its class.
-      input: shape and dtype of its input; None where that is not one array.
-      output: shapes and dtypes of its output.
-    """
-
-    layer: str
-    kind: str
-    input: Any
-    output: Any
+    layer: str  # name of the layer
+    kind: str  # name of its class
+    input: Any  # shape and dtype of its input; None where that is not one array
+    output: Any  # shapes and dtypes of its output
 
 
 @functools.cache

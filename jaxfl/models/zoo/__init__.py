@@ -30,39 +30,14 @@ from jaxfl.models.zoo.shufflenet import shufflenet
 from jaxfl.models.zoo.transformer import transformer
 from jaxfl.models.zoo.vit import vit
 
-__all__ = [
-    "alexnet",
-    "cifar_small",
-    "cnn1",
-    "cnn2",
-    "cnn3",
-    "cnn4",
-    "densenet121",
-    "densenet161",
-    "densenet169",
-    "densenet201",
-    "fmnist_large",
-    "fmnist_small",
-    "gru",
-    "harcnn",
-    "lenet",
-    "lenet5",
-    "mcmahan",
-    "mlp",
-    "mobilenet_v1",
-    "mobilenet_v2",
-    "mobilenet_v3",
-    "resnet101",
-    "resnet152",
-    "resnet18",
-    "resnet50",
-    "resnet9",
-    "shufflenet",
-    "transformer",
-    "vit",
-]
+__all__ = ["alexnet", "harcnn", "lenet", "lenet5", "mcmahan", "mlp", "vit"]
+__all__ += ["gru", "transformer"]
+__all__ += ["cifar_small", "cnn1", "cnn2", "cnn3", "cnn4", "fmnist_large", "fmnist_small"]
+__all__ += ["densenet121", "densenet161", "densenet169", "densenet201"]
+__all__ += ["resnet9", "resnet18", "resnet50", "resnet101", "resnet152"]
+__all__ += ["mobilenet_v1", "mobilenet_v2", "mobilenet_v3", "shufflenet"]
 
-MODELS = {name: globals()[name] for name in __all__}
+MODELS = {name: globals()[name] for name in sorted(__all__)}
 BUILT_FOR = ("shape", "classes")  # of every model, not the user's to choose
 GIVEN = (*BUILT_FOR, "vocabulary", "every_token")  # and of those for tokens
 

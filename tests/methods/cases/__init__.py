@@ -43,6 +43,7 @@ __all__ = [
     "UNLIKE",
     "Case",
     "Comparison",
+    "keeps_apart",
     "local_statistics",
     "on_batch_norm",
     "short",
@@ -68,6 +69,12 @@ def discover() -> dict[str, Case]:
 
 
 CASES = discover()
+
+
+def keeps_apart(name: str) -> bool:
+    """Return whether a method keeps architectures apart: its first comparison has only one."""
+    comparisons = [*CASES[name].comparisons.values()]
+    return bool(comparisons) and len(comparisons[0].models) == 1
 
 
 def short(name: str) -> str:
