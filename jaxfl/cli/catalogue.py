@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 from rich.table import Table as RichTable
@@ -22,6 +23,7 @@ from jaxfl.mechanisms.wire.aggregation import AGGREGATORS
 from jaxfl.mechanisms.wire.attacks import ATTACKS
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS
 from jaxfl.mechanisms.wire.privacy import MECHANISMS
+from jaxfl.mechanisms.wire.setup import COMMON
 from jaxfl.models.zoo import BUILT_FOR, MODELS
 from jaxfl.models.zoo import described as described_model
 from jaxfl.results.measures import titles
@@ -95,7 +97,8 @@ def options_of(found: Method | Reader | Callable) -> list[Described]:
     if isinstance(found, Reader):
         return described(found.read)
     builds = {*BUILT_FOR} <= {*inspect.signature(found).parameters}  # a model
-    return (described_model if builds else described)(found)
+    of_all = [common for table, common in COMMON if found in table.values()]
+    return [*(described_model if builds else described)(found), *chain(*map(described, of_all))]
 
 
 def studies_in(folder: Path) -> RichTable:

@@ -1,23 +1,36 @@
 """Data sets of Hugging Face, from the hub or from a folder, read with the package `datasets`."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxfl.config.values import as_path
+from jaxfl.data.columns import labels_of, tokens_of, training_rows
 from jaxfl.data.kept import How, kept
 from jaxfl.data.sources import Source, from_arrays, require_everywhere
+from jaxfl.data.vocabulary import content_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional, quiet
+from jaxfl.tasks import NEXT_TOKEN
 
 PREFIX = "hf:"
-WORDS = ("int", "uint", "bool", "string", "large_string")  # columns besides images and labels
+TEXTS = ("string", "large_string")
+VALUES = ("int", "uint", "bool", "float", *TEXTS)  # columns besides images
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves in a folder
 
 
 def read_source(
-    place: str, how: How, *, config: str | None = None, image: str | None = None, label: str | None = None
+    place: str,
+    how: How,
+    *,
+    config: str | None = None,
+    image: str | None = None,
+    label: tuple[str, ...] = (),
+    text: tuple[str, ...] = (),
+    tokens: Literal["words", "characters"] = "words",
+    length: int = 64,
+    tokenizer: Path | None = None,
 ) -> Source:
     """Read the splits ``train`` and ``test`` of a data set.
 
@@ -28,14 +41,20 @@ def read_source(
       how: how it is read.
       config: configuration of the set.
       image: column of images; by default the only one of images, else of vectors or arrays of equal size.
-      label: column of labels; by default the only one of class labels, else the one called label or labels.
+      label: column of labels, or of the targets of a regression, or several, A+B; by default the only one of
+        class labels, else the one called label or labels, else the next token of a text.
+      text: columns that are read as text, A+B, joined, in place of images.
+      tokens: what tokens of a text are: words and punctuation marks in lower case, or characters.
+      length: number of tokens of a row, the first ones of its text.
+      tokenizer: file of a tokenizer of the package tokenizers, whose ids are the tokens, in place of
+        `tokens`; its vocabulary is that of the run.
 
     Returns:
       The source; its columns are all further ones of integers or words.
 
     Raises:
-      JaxflError: if the package is missing, the set cannot be loaded, lacks a column, or its images do not
-        fit.
+      JaxflError: if the package is missing, the set cannot be loaded, lacks a column, or its images or texts
+        do not fit.
     """
     name = place.removeprefix(PREFIX)
     datasets: Any = optional("datasets", "hf", place)
@@ -48,34 +67,53 @@ def read_source(
         raise JaxflError(
             f"{PREFIX}{name} has different columns in test and train; save both with the same ones."
         )
-    image = _image_column(datasets, name, kinds, image)
-    label = _label_column(datasets, name, kinds, label)
-    if len({str(getattr(part.features[label], "names", None)) for part in parts}) > 1:
-        raise JaxflError(
-            f"{PREFIX}{name}: {label} numbers its classes differently in test and train; number both alike."
-        )
-    train = np.arange(sum(map(len, parts))) < len(parts[0]) if len(parts) > 1 else None
-    stored = [Path(file["filename"]) for part in parts for file in part.cache_files]
-    return kept(how, stored, lambda: _decoded(datasets, how.name, name, parts, image, label, train))
-
-
-def _decoded(datasets, choice: str, name: str, parts, image: str, label: str, train) -> Source:
-    """Return the source of some parts: their columns of images and labels, and all further ones."""
-    kinds = parts[0].features
-    columns = _columns(parts, [key for key, kind in kinds.items() if _is_column(datasets, kind)])
-    labels, classes = columns.pop(label), getattr(kinds[label], "num_classes", None)
-    require_everywhere(f"{PREFIX}{name}", label, labels)
-    if labels.dtype.kind in "SU":
-        classes = len(np.unique(labels))  # which these words name
-    if classes is None:
-        known, labels = np.unique(labels, return_inverse=True)
-        if len(known) > 2 and known.dtype.kind == "i" and known[0] < 0:  # two may be -1 and 1
+    _require_texts(datasets, name, kinds, text, image)
+    seen = "" if text else _image_column(datasets, name, kinds, image)
+    others = {key: kind for key, kind in kinds.items() if key not in text}
+    labels = _label_columns(datasets, name, others, label, how.task, bool(text))
+    for key in labels:
+        if len({str(getattr(part.features[key], "names", None)) for part in parts}) > 1:
             raise JaxflError(
-                f"{PREFIX}{name}: some rows have the {label} {known[0]}, which is no class; leave these out."
+                f"{PREFIX}{name}: {key} numbers its classes differently in test and train; number both alike."
             )
-        classes = len(known)
-    images, names = _images(name, parts, image, kinds[image]), getattr(kinds[label], "names", None) or ()
-    return from_arrays(choice, images, labels, train, classes, columns, class_names=names)
+    content = content_of(tokenizer)
+    stored = [Path(file["filename"]) for part in parts for file in part.cache_files]
+    files = stored + ([tokenizer] if stored and tokenizer else [])
+
+    def decoded() -> Source:
+        columns = _columns(parts, [key for key, kind in kinds.items() if _is_value(datasets, kind)])
+        y, known = _labels(place, {key: columns.pop(key) for key in labels}, kinds, how.task)
+        known |= {"divided": len(parts) > 1, "task": how.task}
+        rows = sum(map(len, parts))
+        train = np.arange(rows) < len(parts[0])
+        if len(parts) == 1:
+            train = training_rows(place, y, known["classes"], rows, how.task)
+        if text:
+            x, words = tokens_of(place, [columns.pop(key) for key in text], train, tokens, length, content)
+            known |= words
+        else:
+            x = _images(name, parts, seen, kinds[seen])
+        columns = {key: values for key, values in columns.items() if values.dtype.kind != "f"}
+        return from_arrays(how.name, x, y, train, columns=columns, **known)
+
+    return kept(how, files, decoded)
+
+
+def _labels(place: str, columns: dict[str, np.ndarray], kinds, task: str):
+    """Return the labels in some columns, and the number and the names of classes, see `labels_of`."""
+    for key, labels in columns.items():
+        require_everywhere(place, key, labels)
+    labels, known = labels_of(columns, task)
+    if len(columns) != 1 or not known["classes"]:
+        return labels, known
+    ((key, values),) = columns.items()
+    if (classes := getattr(kinds[key], "num_classes", None)) is not None:  # those that no row has count, too
+        return values, {"classes": classes, "class_names": kinds[key].names or ()}
+    if known["classes"] > 2 and values.dtype.kind == "i" and values.min() < 0:  # two may be -1 and 1
+        raise JaxflError(
+            f"{place}: some rows have the {key} {values.min()}, which is no class; leave these out."
+        )
+    return labels, known
 
 
 def absolute(place: str) -> str:
@@ -128,17 +166,33 @@ def _image_column(datasets, name: str, kinds, given: str | None) -> str:
     return found[0]
 
 
-def _label_column(datasets, name: str, kinds, given: str | None) -> str:
-    usable = [key for key, kind in kinds.items() if _is_column(datasets, kind)]
-    if given is not None:
-        if given not in usable:
-            raise JaxflError(f"{PREFIX}{name} has no column {given!r} of labels; {nearest(given, usable)}")
+def _require_texts(datasets, name: str, kinds, text: tuple[str, ...], image: str | None) -> None:
+    """Refuse columns of text that are none, and images beside them."""
+    texts = [key for key, kind in kinds.items() if _is_value(datasets, kind, TEXTS)]
+    for key in text:
+        if key not in texts:
+            raise JaxflError(f"{PREFIX}{name} has no column {key!r} of text; {nearest(key, texts)}")
+    if text and image:
+        raise JaxflError(f"{PREFIX}{name}: text={text[0]} and image={image}; keep the one that is meant.")
+
+
+def _label_columns(
+    datasets, name: str, kinds, given: tuple[str, ...], task: str, text: bool
+) -> tuple[str, ...]:
+    """Return the columns of labels; none where the next token of a text is to be predicted."""
+    usable = [key for key, kind in kinds.items() if _is_value(datasets, kind)]
+    for key in given:
+        if key not in usable:
+            raise JaxflError(f"{PREFIX}{name} has no column {key!r} of labels; {nearest(key, usable)}")
+    if given or (text and task == NEXT_TOKEN.name):
         return given
     classes = [key for key, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
     called = [key for key in usable if key in ("label", "labels")]
     for found in (classes, called):
         if len(found) == 1:
-            return found[0]
+            return (found[0],)
+    if text and not (classes or called):
+        return ()
     raise JaxflError(
         f"{PREFIX}{name} does not say which column is the label: {', '.join(classes or usable) or 'none'}; "
         "choose one by label=COLUMN."
@@ -156,15 +210,15 @@ def _is_number(datasets, kind) -> bool:
     return isinstance(kind, datasets.Value) and kind.dtype.startswith(("uint8", "float"))
 
 
-def _is_column(datasets, kind) -> bool:
-    """Return whether a column holds an integer or a word per row."""
+def _is_value(datasets, kind, types: tuple[str, ...] = VALUES) -> bool:
+    """Return whether a column holds a number or a word per row."""
     if isinstance(kind, datasets.ClassLabel):
-        return True
-    return isinstance(kind, datasets.Value) and kind.dtype.startswith(WORDS)
+        return types == VALUES
+    return isinstance(kind, datasets.Value) and kind.dtype.startswith(types)
 
 
 def _columns(parts, names: list[str]) -> dict[str, np.ndarray]:
-    """Return the columns of all parts, (N,) by name: integers, or words if some row has no value ("")."""
+    """Return the columns of all parts, (N,) by name: numbers, or words if some row has no value ("")."""
 
     def of_all(values):
         words = ["" if value is None else str(value) for value in values]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.sources import Source, from_arrays, is_column
+from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
 from jaxfl.tasks import NEXT_TOKEN
 
@@ -112,7 +112,9 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
         )
     if split is not None and np.isin(split, ("train", "test")).all():
         split = split == "train"
-    columns = {key: values for key, values in arrays.items() if is_column(values, len(examples))}
+    columns = {
+        key: values for key, values in arrays.items() if values.ndim == 1 and values.dtype.kind in "biuSU"
+    }
     classes = 0 if labels is None else len(np.unique(labels))
     return from_arrays(name, examples, labels, split, classes, columns, vocabulary=vocabulary, task=task)
 

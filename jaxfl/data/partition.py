@@ -199,8 +199,8 @@ def _own_test(held, of_test: np.ndarray, fraction: float, most: int | None, rng)
     require_everyone(
         "test",
         tested,
-        "raise test_fraction, give clients more rows (by min_samples, if the partition has that), or "
-        "take the data's test rows (--test source)",
+        "raise test_fraction, give clients more rows (by min_samples, if the partition has that; of a text "
+        "by a smaller length), or take the data's test rows (--test source)",
     )
     if not any(map(len, train)):
         raise JaxflError("No client has training rows; take --test own, or data of which a client has some.")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxfl.config import choices
 from jaxfl.config.options import declared
 from jaxfl.config.own_code import own_code, require_call
-from jaxfl.config.values import as_path
+from jaxfl.config.values import alternatives, as_path
 from jaxfl.data import folder, hf, leaf, npz, pfllib, tables, text, tfds
 from jaxfl.data.kept import How, kept
 from jaxfl.data.sources import Source, from_arrays, of_classes
@@ -189,6 +189,9 @@ def absolute(name: str) -> str:
     everything, chosen = whole(name)
     reader = reader_of(everything)
     place, options = reader.parted(everything)
+    for key, option in declared(reader.read).items():
+        if key in options and Path in alternatives(option.type):
+            options[key] = str(as_path(options[key]).resolve())
     found = choices.join(reader.absolute(place), options)
     return found if chosen is None else f"{found},{CLASSES}={chosen}"
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfl.data.vocabulary import encoded, pieces_of
+from jaxfl.data.vocabulary import cut_by, encoded, kind_of_pieces
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.tasks import CLASSES, Task, meant, require_classes, strata, task_for
 
@@ -35,6 +35,7 @@ class Source(NamedTuple):
       class_names: a word for each class, or none.
       vocabulary: number of different tokens, 0, 1, 2, ...; 0 if the rows are no tokens.
       words: what each token stands for, if they are those of a text.
+      tokenizer: content of the file of the tokenizer that cut this text, "" without one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Source(NamedTuple):
     class_names: tuple[str, ...] = ()
     vocabulary: int = 0
     words: tuple[str, ...] = ()
+    tokenizer: str = ""
 
     @property
     def task(self) -> Task:
@@ -62,7 +64,8 @@ class Source(NamedTuple):
         """
         if not self.words:
             raise JaxflError(f"{self.name} is no text, so it has no words to encode others by.")
-        return encoded([*map(pieces_of(self.words), texts)], self.words, self.images.shape[1])
+        cut, _ = cut_by(kind_of_pieces(self.words), self.tokenizer)
+        return encoded([*map(cut, texts)], self.words, self.images.shape[1])
 
 
 def of_vectors(shape: Sequence[int]) -> bool:
@@ -166,6 +169,7 @@ def from_arrays(
     class_names: Sequence[str] = (),
     vocabulary: int = 0,
     words: Sequence[str] = (),
+    tokenizer: str = "",
     task: str = "auto",
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
@@ -186,6 +190,7 @@ def from_arrays(
       class_names: a word for each class, or none.
       vocabulary: number of different tokens, if the rows are tokens.
       words: what each token stands for, in place of their number; names the classes of a next token.
+      tokenizer: content of the file of the tokenizer that cut the text, if there is one.
       task: a name in `TASKS`; "auto" says it by the labels' type, see `jaxfl.tasks.meant`.
 
     Raises:
@@ -228,7 +233,7 @@ def from_arrays(
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
     arrays = images[order], labels[order], train[order]
-    return Source(name, *arrays, classes, columns, moved, divided, class_names, vocabulary, words)
+    return Source(name, *arrays, classes, columns, moved, divided, class_names, vocabulary, words, tokenizer)
 
 
 def _array(name: str, what: str, values) -> np.ndarray:
@@ -298,16 +303,12 @@ def _checked_tokens(name: str, tokens: np.ndarray, vocabulary: int) -> np.ndarra
     return tokens.astype(np.int32)
 
 
-def is_column(values: np.ndarray, rows: int) -> bool:
-    """Return whether an array holds an integer or a word for each of so many rows."""
-    return values.shape == (rows,) and values.dtype.kind in "biuSU"
-
-
 def _checked_column(name: str, key: str, values: np.ndarray, rows: int) -> np.ndarray:
-    if not is_column(values := _array(name, f"the column {key}", values), rows):
+    values = _array(name, f"the column {key}", values)
+    if values.shape != (rows,) or values.dtype.kind not in "biuSU":
         raise JaxflError(
             f"{name}: the column {key} is {values.dtype} of shape {values.shape}; give each of {rows} rows "
-            "an integer or a word."
+            "an integer or a word, or leave it out."
         )
     return values
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxfl.config.values import as_path
+from jaxfl.data.columns import labels_of, tokens_of, training_rows
 from jaxfl.data.kept import How
-from jaxfl.data.sources import Source, from_arrays, stratified_fifth
-from jaxfl.data.vocabulary import PIECES, encoded, require_length, vocabulary
+from jaxfl.data.sources import Source, from_arrays
+from jaxfl.data.vocabulary import content_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
-from jaxfl.tasks import REGRESSION, meant
 
 SUFFIXES = ".csv", ".parquet"
 MOST_WORDS = 1000  # different ones in a column; more are a text, or names
@@ -31,6 +31,7 @@ def read_source(
     text: tuple[str, ...] = (),
     tokens: Literal["words", "characters"] = "words",
     length: int = 64,
+    tokenizer: Path | None = None,
 ) -> Source:
     """Read a table as vectors, or columns of text as tokens.
 
@@ -49,6 +50,8 @@ def read_source(
       text: columns that are read as text, A+B, joined.
       tokens: what tokens of a text are: words and punctuation marks in lower case, or characters.
       length: number of tokens of a row, the first ones of its text.
+      tokenizer: file of a tokenizer of the package tokenizers, whose ids are the tokens, in place of
+        `tokens`; its vocabulary is that of the run.
 
     Raises:
       JaxflError: if pandas is not installed, the file cannot be read, a column or value is missing, or
@@ -82,8 +85,8 @@ def read_source(
     if not len(frame):
         raise JaxflError(f"{place} has no rows to learn from; give it some without empty fields.")
     values = {str(column): _plain(place, str(column), frame[column]) for column in frame.columns}
-    joined = [" ".join(map(str, row)) for row in zip(*(values.pop(column) for column in text), strict=True)]
-    labels, numbered = _labels({column: values.pop(column) for column in target}, how.task)
+    texts = [values.pop(column) for column in text]
+    labels, numbered = labels_of({column: values.pop(column) for column in target}, how.task)
     split = values.get("split", np.empty(0))
     says = np.isin(split, ("train", "test"))
     if divided := says.any():
@@ -94,12 +97,13 @@ def read_source(
             )
         train = values.pop("split") == "train"
     else:
-        train = ~stratified_fifth(_strata(place, labels, numbered["classes"], len(frame), how.task))
+        train = training_rows(place, labels, numbered["classes"], len(frame), how.task)
     others = {column: each for column, each in values.items() if each.dtype.kind in "biuU"}
     if client:
         others["client"] = values[client]
     if text:
-        x, numbered["words"] = _tokens(place, joined, train, tokens, length)
+        x, known = tokens_of(place, texts, train, tokens, length, content_of(tokenizer))
+        numbered |= known
     else:
         of = {column: each for column, each in values.items() if column != client}
         if not of:
@@ -109,36 +113,6 @@ def read_source(
     return from_arrays(
         how.name, x, labels, train, columns=others, divided=bool(divided), task=how.task, **numbered
     )
-
-
-def _labels(columns: dict[str, np.ndarray], task: str) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """Return the labels in some columns, None without any, and the number and the names of classes."""
-    if not columns:
-        return None, {"classes": 0}
-    if len(columns) > 1:
-        return np.stack([*columns.values()], 1), {"classes": 0, "class_names": [*columns]}
-    (labels,) = columns.values()
-    if labels.dtype.kind == "f" or task == REGRESSION.name:
-        return labels, {"classes": 0}
-    values, labels = np.unique(labels, return_inverse=True)
-    return labels, {"classes": len(values), "class_names": [*map(str, values)]}
-
-
-def _strata(path: str, labels: np.ndarray | None, classes: int, rows: int, task: str) -> np.ndarray:
-    """Return by what a fixed fifth of the rows is set apart, see `Task.strata`."""
-    found = meant(path, labels, task)
-    if found.every_token or labels is None:
-        return np.zeros(rows, int)
-    return found.strata(found.read(path, labels, labels, classes)[0])
-
-
-def _tokens(path: str, rows: list[str], train: np.ndarray, kind: str, length: int):
-    """Return rows of text as tokens (N, T), and their vocabulary."""
-    pieces = [PIECES[kind](row) for row in rows]
-    if empty := sum(not row for row in pieces):
-        raise JaxflError(f"{path}: {empty} of {len(rows)} rows have an empty text; leave them out.")
-    words = vocabulary(row for row, trains in zip(pieces, train, strict=True) if trains)
-    return encoded(pieces, words, require_length(path, length)), words
 
 
 def _frame(path: Path, names: Sequence[str]) -> Any:

@@ -1,4 +1,4 @@
-"""Files of text, whose speakers may be named, as rows of characters."""
+"""Files of text, whose speakers may be named, as rows of characters or of a tokenizer's tokens."""
 
 import re
 from pathlib import Path
@@ -8,14 +8,15 @@ import numpy as np
 from jaxfl.config.values import as_path
 from jaxfl.data.kept import How
 from jaxfl.data.sources import Source, from_arrays
-from jaxfl.data.vocabulary import encoded, require_length, vocabulary
+from jaxfl.data.vocabulary import content_of, cut_by, encoded, require_length, vocabulary
 from jaxfl.errors import JaxflError
+from jaxfl.machine.files import read_text
 
 SUFFIX = ".txt"
 
 
-def read_source(place: str, how: How, *, length: int = 80) -> Source:
-    """Read a text, of which the next character is to be predicted.
+def read_source(place: str, how: How, *, length: int = 80, tokenizer: Path | None = None) -> Source:
+    """Read a text, of which the next character, or token, is to be predicted.
 
     A paragraph whose first line is a name and a colon, as in a play, is said by this speaker, and rows have
     the speaker in their column `client`. What a speaker says is cut, in its order, into rows of `length`
@@ -25,35 +26,31 @@ def read_source(place: str, how: How, *, length: int = 80) -> Source:
     Args:
       place: path of the file.
       how: how it is read.
-      length: number of characters in a row.
+      length: number of characters, or tokens, in a row.
+      tokenizer: file of a tokenizer of the package tokenizers, whose ids are the tokens, in place of
+        characters; its vocabulary is that of the run.
 
     Raises:
       JaxflError: if the file cannot be read or has no text, or `from_arrays` refuses it.
     """
-    length = require_length(place, length)
-    said = _by_speaker(_text(as_path(place)))
+    length, content = require_length(place, length), content_of(tokenizer)
+    cut, words = cut_by("characters", content)
+    said = _by_speaker(read_text(as_path(place)))
     rows, speakers, train = [], [], []
-    for speaker, text in said.items():
-        of_speaker = [text[start : start + length] for start in range(0, len(text) - 1, length - 1)]
+    for speaker, pieces in ((speaker, cut(text)) for speaker, text in said.items()):
+        of_speaker = [pieces[start : start + length] for start in range(0, len(pieces) - 1, length - 1)]
         rows += of_speaker
         speakers += [speaker] * len(of_speaker)
         train += [place < 0.8 * len(of_speaker) for place in range(len(of_speaker))]
     if not rows:
         raise JaxflError(f"{place} has no text; give it some characters.")
-    words = vocabulary(row for row, trains in zip(rows, train, strict=True) if trains)
+    words = words or vocabulary(row for row, trains in zip(rows, train, strict=True) if trains)
     tokens, known = encoded(rows, words, length), {}
     if len(said) > 1:
         known["client"] = np.array(speakers)
-    return from_arrays(how.name, tokens, None, np.array(train), 0, known, words=words, task=how.task)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise JaxflError(f"There is no file {path}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise JaxflError(f"{path} cannot be read as text ({error}); store it as UTF-8.") from None
+    return from_arrays(
+        how.name, tokens, None, np.array(train), 0, known, words=words, tokenizer=content, task=how.task
+    )
 
 
 def _by_speaker(text: str) -> dict[str, str]:

@@ -1,12 +1,15 @@
-"""Text as rows of tokens: words or characters of a vocabulary."""
+"""Text as rows of tokens: words or characters of a vocabulary, or what a named tokenizer makes of it."""
 
 import collections
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from jaxfl.errors import JaxflError
+from jaxfl.machine.files import read_text
+from jaxfl.machine.packages import optional
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # the token 0, of what the vocabulary lacks
 MOST = 10_000  # words of a vocabulary: the most frequent ones
@@ -31,9 +34,46 @@ def encoded(rows: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     return tokens
 
 
-def pieces_of(words: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return the function that cuts a text into the pieces of a vocabulary: characters, if all are single."""
-    return PIECES["characters" if max(map(len, words)) == 1 else "words"]
+def kind_of_pieces(words: Sequence[str]) -> str:
+    """Return which `PIECES` of a text a vocabulary has: characters, if all are single."""
+    return "characters" if max(map(len, words)) == 1 else "words"
+
+
+def content_of(tokenizer: Path | None) -> str:
+    """Return the content of a tokenizer's file, "" without one.
+
+    Raises:
+      JaxflError: if it cannot be read.
+    """
+    return "" if tokenizer is None else read_text(tokenizer)
+
+
+def cut_by(tokens: str, tokenizer: str) -> tuple[Callable[[str], list[str]], tuple[str, ...]]:
+    """Return the function that cuts a text into pieces, and what a tokenizer's ids stand for.
+
+    A tokenizer adds no marks around a text here, such as ``[CLS]``, and does no padding or cutting.
+
+    Args:
+      tokens: a name in `PIECES`, whose vocabulary is yet to be made; it is () then.
+      tokenizer: in their place the content of a ``tokenizer.json`` of the package tokenizers, or "".
+
+    Raises:
+      JaxflError: if that package is not installed, or does not understand it.
+    """
+    if not tokenizer:
+        return PIECES[tokens], ()
+    tokenizers = optional("tokenizers", "tokenizers", "tokenizer=FILE.json")
+    try:
+        named = tokenizers.Tokenizer.from_str(tokenizer)
+    except Exception as error:  # the package has no type of its own
+        raise JaxflError(
+            f"tokenizer= names a file that the package tokenizers does not read ({error}); take a "
+            "tokenizer.json of its Tokenizer.save."
+        ) from None
+    named.no_truncation()
+    named.no_padding()
+    words = tuple(named.id_to_token(i) or "" for i in range(max(named.get_vocab().values()) + 1))
+    return lambda text: [words[i] for i in named.encode(text, add_special_tokens=False).ids], words
 
 
 def require_length(name: str, length: int) -> int:

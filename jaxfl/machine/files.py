@@ -50,10 +50,12 @@ def read_text(path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise JaxflError(f"There is no file {path}.") from None
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise JaxflError(f"{path} is not a text file: {error}.") from error
+        raise JaxflError(f"{path} is not a text file ({error}); store it as UTF-8.") from error
 
 
 def _border(sentence: Callable[[Path, OSError], JaxflError]) -> Callable:

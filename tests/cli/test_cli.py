@@ -144,12 +144,13 @@ def test_every_option_is_explained(capsys):
         assert all(option.what for option in options)
     for method in registry.METHODS.values():
         assert explained(method.config).keys() >= declared(method.config).keys()
-    out = printed(capsys, "list dirichlet ditto lenet5 play.txt")
+    out = printed(capsys, "list dirichlet ditto lenet5 play.txt sign-flip")
     for part in (
         "alpha 0.1 concentration;",
         "length 80 number of characters",
         "lam 1.0 lambda, the pull",
         "depth 3 number of dense layers",
+        "share 0.2 Share of the clients that attack",  # of all attacks
     ):
         assert part in out
     for command in ("list ditto", "run ditto --help"):

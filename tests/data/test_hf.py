@@ -98,6 +98,47 @@ def test_vectors_with_labels_in_words_are_read_from_parquet(tmp_path, monkeypatc
     assert np.count_nonzero(~source.train) == 2  # a fifth
 
 
+def test_a_column_of_text_becomes_words_of_training_rows(tmp_path):
+    """Columns mean what they mean in a table; class labels keep their names."""
+    rows = [f"{'They won' if i % 2 else 'Stocks fell'}, word{i}!" for i in range(12)]
+    columns = {"title": rows, "topic": [i % 2 for i in range(12)], "grade": [i / 4 for i in range(12)]}
+    kinds = datasets.Features(
+        title=datasets.Value("string"),
+        topic=datasets.ClassLabel(names=["money", "sports", "none"]),
+        grade=datasets.Value("float64"),
+    )
+    whole = datasets.Dataset.from_dict(columns, features=kinds)
+    split = {"train": whole.select(range(8)), "test": whole.select(range(8, 12))}
+    datasets.DatasetDict(split).save_to_disk(str(tmp_path / "hf"))
+    whole.to_pandas().assign(split=["train"] * 8 + ["test"] * 4).to_parquet(tmp_path / "table.parquet")
+    options = ",text=title,length=4"
+    source = load(f"hf:{tmp_path}/hf{options}")
+    table = load(f"{tmp_path}/table.parquet{options},target=topic,without=grade")
+    np.testing.assert_array_equal(source.images, table.images)
+    assert source.words == table.words and source.classes == 3 and not source.columns
+    assert source.class_names == ("money", "sports", "none")
+    assert source.labels.tolist() == columns["topic"] and source.train.sum() == 8
+    (again,) = source.encoded(["they fell"])
+    assert [*map(source.words.__getitem__, again[:2])] == ["they", "fell"] and (again[2:] == -1).all()
+
+    graded = load(f"hf:{tmp_path}/hf{options},label=grade")
+    assert graded.task.name == "regression" and graded.labels[:, 0].tolist() == columns["grade"]
+    assert graded.columns["topic"].tolist() == columns["topic"]
+    both = load(f"hf:{tmp_path}/hf{options},label=topic+grade", task="regression")
+    assert both.labels[:, 1].tolist() == columns["grade"] and both.class_names == ("topic", "grade")
+    follows = load(f"hf:{tmp_path}/hf{options},tokens=characters", task="next-token")
+    assert follows.class_names == follows.words and {len(word) for word in follows.words} == {1}
+    whole.remove_columns(["topic", "grade"]).save_to_disk(str(tmp_path / "alone"))
+    alone = load(f"hf:{tmp_path}/alone{options}")
+    assert alone.task.name == "next-token" and (~alone.train).sum() == 3
+    for wrong, sentence in (
+        ("text=topic", "no column 'topic' of text; "),
+        ("text=title,image=x", "keep the"),
+    ):
+        with pytest.raises(JaxflError, match=sentence):
+            load(f"hf:{tmp_path}/hf,{wrong}")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -220,6 +220,8 @@ def test_npz_of_vectors_keeps_columns_that_say_whose_a_row_is(tmp_path):
     assert (source.images[:, 0, 0] == features[order].astype(np.float32)).all()
     assert source.columns.keys() == {"user"}  # not weight: floats do not say whose a row is
     assert (source.columns["user"] == whose[order]).all()
+    with pytest.raises(JaxflError, match=r"column user is <U3 of shape \(19,\); give each of 20 rows"):
+        load(write(tmp_path / "short.npz", **arrays | {"user": whose[1:]}))
     whole = load(write(tmp_path / "whole.npz", features=np.arange(40).reshape(20, 2), labels=labels))
     assert whole.images.dtype == np.float32
     assert (whole.images[:, 0, 0, 0] == 2 * numbers(whole)).all() and (np.diff(numbers(whole)) < 0).any()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxfl
-from jaxfl.data.readers import load
+from jaxfl.data.readers import absolute, load
 from jaxfl.data.vocabulary import UNKNOWN
 from jaxfl.errors import JaxflError
 
@@ -75,6 +75,51 @@ def test_a_column_of_text_becomes_words_of_training_rows(written):
     assert of_characters.class_names == of_characters.words
     (again,) = of_characters.encoded(["won"])
     assert "".join(map(of_characters.words.__getitem__, again[:3])) == "won" and (again[3:] == -1).all()
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """Return a tokenizer of pairs of characters, with marks around texts and a gap in its numbers, saved."""
+    tokenizers = pytest.importorskip("tokenizers")
+    known = ["[UNK]", "[CLS]", "[PAD]", *"abcdefghijklmnopqrstuvwxyz,!' ", "st", "wo", "th", "he"]
+    numbers = {piece: number + (number > 5) for number, piece in enumerate(known)}
+    pairs = [(a, b) for a, b in ("st", "wo", "th", "he")]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, pairs, unk_token="[UNK]"))
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    marks = [("[CLS]", numbers["[CLS]"])]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A", special_tokens=marks)
+    made.enable_padding(pad_id=numbers["[PAD]"], pad_token="[PAD]", length=50)
+    made.save(str(tmp_path / "pairs.json"))
+    return made
+
+
+def test_ids_of_a_named_tokenizer_are_the_tokens(written, tokenizer, tmp_path, monkeypatch):
+    """Of a table and of a play; they are neither marked, nor padded, nor numbered anew."""
+    monkeypatch.chdir(tmp_path)
+
+    def expected(text):
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    tokenizer.no_padding()
+    texts = [f"They won{'!' * (i + 1)}" for i in range(10)] + ["What? Stocks"] * 10
+    written("\n".join(["title,n", *(f"{text},{i % 2}" for i, text in enumerate(texts))]), "news.csv")
+    source = load("news.csv,text=title,target=n,length=9,tokenizer=pairs.json")
+    rows = sorted(row[row >= 0].tolist() for row in source.images)
+    assert rows == sorted(expected(text)[:9] for text in texts)
+    assert source.vocabulary == tokenizer.get_vocab_size() + 1 and source.words[6] == ""  # of no token
+    (again,) = source.encoded(["they WON"])
+    assert again[again >= 0].tolist() == expected("they won")
+    assert [*map(source.words.__getitem__, again[:2])] == ["th", "e"]
+
+    play = load(f"{written(PLAY)},length=6,tokenizer=pairs.json")
+    lines = play.images[play.columns["client"] == "FIRST LADY"]
+    said = np.concatenate([lines[0], *(line[1:] for line in lines[1:])])
+    assert said[said >= 0].tolist() == expected("She speaks\nto thee.")
+    assert absolute("play.txt,tokenizer=pairs.json").endswith(f",tokenizer={tmp_path.resolve()}/pairs.json")
+    with pytest.raises(JaxflError, match="a file that the package tokenizers does not read"):
+        load(f"play.txt,tokenizer={written(PLAY)}")
+    with pytest.raises(JaxflError, match="There is no file none.json"):
+        load("play.txt,tokenizer=none.json")
 
 
 @pytest.mark.parametrize(

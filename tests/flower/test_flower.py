@@ -3,6 +3,7 @@
 import importlib
 import sys
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +22,23 @@ OPTIONS = (
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Flower's own
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "per-fedavg"])
-def test_flower_reproduces_the_rounds_of_a_run(method, dataset, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *(("fedavg", ""), ("fedper", ""), ("per-fedavg", "")),
+        ("fedper", "--dataset play.txt,length=7 --partition iid --models gru,embedding=3,hidden=4"),
+        ("fedper", "--dataset subjects.npz --partition natural,column=subject --models harcnn,width=0.01"),
+    ],
+)
+def test_flower_reproduces_the_rounds_of_a_run(method, options, dataset, tmp_path, monkeypatch):
     """Only the network between server and clients is replaced."""
     flower = pytest.importorskip("flwr.app")
+    monkeypatch.chdir(tmp_path)
+    Path("play.txt").write_text("tick tock " * 40)
+    subject, signals = np.arange(36) % CLIENTS, np.random.default_rng(0).normal(size=(36, 30, 2))
+    np.savez("subjects.npz", windows=signals, labels=np.arange(36) % 4, subject=subject)
     run, folder = tmp_path / "run", tmp_path / "app"
-    cli.main(["run", method, *dataset, *OPTIONS.split(), "--run-dir", str(run)])
+    cli.main(["run", method, *dataset, *OPTIONS.split(), *options.split(), "--run-dir", str(run)])
     cli.main(["flower", str(run), "--after", "0", "--out", str(folder)])
     project = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     server, clients = components(project, folder, monkeypatch)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.config import choices
-from jaxfl.config.options import Option, declared, static
+from jaxfl.config.options import declared, options, static, within
 from jaxfl.config.own_code import line_of, own_code, require_call
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
@@ -24,8 +24,24 @@ from jaxfl.mechanisms.wire.messages import away, onto
 from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian, Rows
 from jaxfl.tasks import require_classes
 
-SHARE = Option("share", float, 0.2, "[0, 1)")
-FEEDBACK = Option("feedback", bool, False)
+
+@options
+class Attackers:
+    """The option of every attack."""
+
+    share: float = within("[0, 1)", 0.2)
+    """Share of the clients that attack, rounded down."""
+
+
+@options
+class Feedback:
+    """The option of every compression."""
+
+    feedback: bool = False
+    """Whether clients send later what compression has lost (error feedback)."""
+
+
+COMMON = (ATTACKS, Attackers), (COMPRESSIONS, Feedback)
 
 
 @jax.tree_util.register_dataclass
@@ -202,8 +218,8 @@ def chosen_of(setup: Setup) -> Chosen:
       JaxflError: if a choice is unknown or contradicts another option.
     """
     options, message = setup.wire, ("key", "change")
-    attack, share = _chosen("attack", ATTACKS, options.attack, message, SHARE)
-    compress, feedback = _chosen("compression", COMPRESSIONS, options.compress, message, FEEDBACK)
+    attack, share = _chosen("attack", ATTACKS, options.attack, message, Attackers)
+    compress, feedback = _chosen("compression", COMPRESSIONS, options.compress, message, Feedback)
     protects, _ = _chosen("privacy", MECHANISMS, options.privacy, message)
     privacy, rows = (None, protects) if isinstance(protects, Rows) else (protects, None)
     server, _ = _chosen("server", AGGREGATORS, options.aggregate, ("messages", "weights"), nothing="mean")
@@ -241,20 +257,20 @@ def _chosen(
     table: Mapping[str, Any],
     choice: str,
     arguments: Sequence[str],
-    common: Option | None = None,
+    common: type | None = None,
     nothing: str = "none",
 ) -> tuple[Any, Any]:
     """Return what a choice names, with its options, and the value of an option that all of its kind have.
 
     None and the default for the choice of nothing.
     """
+    (every,) = declared(common).values() if common else (None,)
     if choice == nothing:
-        return None, common and common.default
+        return None, every and every.default
     name, asked = choices.split(choice)
     found = choices.lookup(kind, table, name)
-    known = declared(found) | ({common.name: common} if common else {})
-    values = choices.convert(name, known, asked)
-    shared = common and values.pop(common.name, common.default)
+    values = choices.convert(name, declared(found) | ({every.name: every} if every else {}), asked)
+    shared = every and values.pop(every.name, every.default)
     if isinstance(found, type):
         return found(**values), shared
     require_call(name, found, *arguments, **values)
