@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 from jaxfl.errors import JaxflError
-from jaxfl.models.blocks import LAYER_EPSILON, ConvBlock, DenseBlock, Linear, ResidualPair
+from jaxfl.models.blocks import LAYER_EPSILON, BasicBlock, ConvBlock, DenseBlock, Linear, ResidualPair
 from jaxfl.models.model import Model, Weights
 from jaxfl.models.zoo.gru import GATES, GRU
+from jaxfl.models.zoo.stem import ImageNetStem
 from jaxfl.models.zoo.tokens import EachToken, Embedding
 from jaxfl.models.zoo.transformer import TokenEncoder
+from jaxfl.models.zoo.vit import Encoder, PatchEmbedding
 
 ACTIVATIONS = {jax.nn.relu: nn.ReLU, jax.nn.leaky_relu: nn.LeakyReLU}
 
@@ -32,6 +34,10 @@ def network(model: Model, weights: Weights) -> nn.Sequential:
                 layers = _dense(module, params, x.shape[1:])
             case ResidualPair():
                 layers = [Pair(params, pools=module.pool is not None)]
+            case ImageNetStem():
+                layers = [*_normed(params["conv"], 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+            case BasicBlock():
+                layers = [Basic(module, params)]
             case Linear():
                 layers = [_linear(params, x.shape[1:])]
             case EachToken():
@@ -41,7 +47,12 @@ def network(model: Model, weights: Weights) -> nn.Sequential:
             case GRU(every_token=True):
                 layers = [Recurrent(params)]
             case TokenEncoder(causal=True):
-                layers = _encoder(module, params)
+                layers = _encoder(CausalEncoder, module, params)
+            case PatchEmbedding():
+                layers = [Patches(module, params)]
+            case Encoder():
+                layers = _encoder(nn.TransformerEncoderLayer, module, params)
+                layers += [Mean()] if module.mean else []
             case _:
                 raise JaxflError(
                     f"The PyTorch loop of jaxfl bench does not know {type(module).__name__}, a block of "
@@ -93,13 +104,53 @@ class Recurrent(nn.Module):
         return self.gru(x)[0]
 
 
-class Encoder(nn.TransformerEncoderLayer):
+class CausalEncoder(nn.TransformerEncoderLayer):
     """An encoder in which each place attends to those up to it."""
 
     def forward(self, x):
         """Map (B, T, d) to the same shape."""
         later = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device)
         return super().forward(x, later, is_causal=True)
+
+
+class Patches(nn.Module):
+    """A vector for each patch of an image, with a learned position."""
+
+    def __init__(self, module: PatchEmbedding, params: dict):
+        super().__init__()
+        side, (inputs, features) = module.patch, params["linear"]["kernel"].shape
+        kernel = params["linear"]["kernel"].reshape(side, side, -1, features).transpose(3, 2, 0, 1)
+        self.conv = nn.Conv2d(inputs // side**2, features, side, side)
+        _fill(self.conv, weight=kernel, bias=params["linear"]["bias"])
+        self.position = nn.Parameter(torch.tensor(params["position"].reshape(-1, features)))
+
+    def forward(self, x):
+        """Map (B, C, H, W) to (B, patches, d)."""
+        return self.conv(x).flatten(2).transpose(1, 2) + self.position
+
+
+class Mean(nn.Module):
+    """The mean of all tokens."""
+
+    def forward(self, x):
+        """Map (B, T, d) to (B, d)."""
+        return x.mean(1)
+
+
+class Basic(nn.Module):
+    """ResNet's block of two convolutions, and global mean pooling if it `pools`."""
+
+    def __init__(self, module: BasicBlock, params: dict):
+        super().__init__()
+        first, second = _normed(params["conv1"], 1, module.stride), _normed(params["conv2"], 1)
+        self.convolutions = nn.Sequential(*first, nn.ReLU(), *second)
+        shortcut = _normed(params["shortcut"], 0, module.stride) if "shortcut" in params else []
+        self.shortcut, self.pools = nn.Sequential(*shortcut), module.pool is not None
+
+    def forward(self, x):
+        """Map (B, C, H, W) to (B, D, H', W'), or to (B, D)."""
+        y = nn.functional.relu(self.shortcut(x) + self.convolutions(x))
+        return y.mean((2, 3)) if self.pools else y
 
 
 class Pair(nn.Sequential):
@@ -122,19 +173,23 @@ def _conv(module: ConvBlock, params: dict) -> list[nn.Module]:
     return [*_normed(params["conv"], module.padding), ACTIVATIONS[module.activation](), *pool]
 
 
-def _normed(params: dict, padding: int) -> list[nn.Module]:
-    """Return a convolution of stride 1, and BatchNorm if there are parameters of it."""
+def _normed(params: dict, padding: int, stride: int = 1) -> list[nn.Module]:
+    """Return a convolution, and BatchNorm if there are parameters of it."""
     kernel = params["kernel"].transpose(3, 2, 0, 1)
     bias = {name: value for name, value in params.items() if name == "bias"}
-    layer = nn.Conv2d(kernel.shape[1], kernel.shape[0], kernel.shape[2:], padding=padding, bias=bool(bias))
+    features, channels, *sides = kernel.shape
+    layer = nn.Conv2d(channels, features, sides, stride, padding, bias=bool(bias))
     _fill(layer, weight=kernel, **bias)
-    return [layer, *([nn.BatchNorm2d(kernel.shape[0])] if "norm" in params else [])]
+    return [layer, *([nn.BatchNorm2d(features)] if "norm" in params else [])]
 
 
-def _encoder(module: TokenEncoder, params: dict) -> list[nn.Module]:
+def _encoder(
+    kind: type[nn.TransformerEncoderLayer], module: TokenEncoder | Encoder, params: dict
+) -> list[nn.Module]:
+    """Return an encoder, and the network's LayerNorm if there are parameters of it."""
     features = params["mlp1"]["kernel"].shape[0]
     options = {"layer_norm_eps": LAYER_EPSILON, "batch_first": True, "norm_first": True}
-    layer = Encoder(features, module.heads, 4 * features, module.dropout, "gelu", **options)
+    layer = kind(features, module.heads, 4 * features, module.dropout, "gelu", **options)
     attention = [params["attention"][name] for name in ("query", "key", "value")]
     out = params["attention"]["out"]
     values = {
@@ -148,7 +203,7 @@ def _encoder(module: TokenEncoder, params: dict) -> list[nn.Module]:
     for name in ("norm1", "norm2"):
         values |= {f"{name}.weight": params[name]["scale"], f"{name}.bias": params[name]["bias"]}
     _fill(layer, **values)
-    if not module.last:
+    if "norm" not in params:
         return [layer]
     norm = nn.LayerNorm(features, LAYER_EPSILON)
     _fill(norm, weight=params["norm"]["scale"], bias=params["norm"]["bias"])

@@ -180,15 +180,27 @@ RESNET = WORKLOADS["W5"]._replace(
     setup=WORKLOADS["W5"].setup | {"models": ("resnet18",)},
     methods=("fedavg",),
 )
-_LINEN = {"models": (f"{Path(__file__).with_name('own_network.py')}:resnet9,width=0.125",)}
-OWN_NETWORK = Workload(
-    "CIFAR-10, ResNet-9 of width 1/8, 4 clients of 500 images: what does writing it in Linen cost?",
-    2_000,
-    {"dataset": "cifar10", "models": ("resnet9,width=0.125",), "clients": 4} | _of_each_class(500),
-    ("fedavg",),
-    {"epochs": 1, "batch_size": 32},
-    ways={"Linen": Strategy(_LINEN), "Linen, plain": Strategy(_LINEN | {"convolution": "plain"})},
-)
+
+
+def _written(what: str, model: str, images: int, **further: Any) -> Workload:
+    """Return a workload of one network three times: the zoo's, as its user would write it, and PyTorch's."""
+    own = {"models": (f"{Path(__file__).with_name('own_network.py')}:{model}",)}
+    return Workload(
+        f"CIFAR-10, {what}, 4 clients of {images} images: what does writing it in Flax cost?",
+        4 * images,
+        {"dataset": "cifar10", "models": (model,), "clients": 4} | _of_each_class(images),
+        ("fedavg",),
+        {"epochs": 1, "batch_size": 32},
+        ways={"in Flax": Strategy(own)}
+        | {f"in Flax, {value}": Strategy(own | {name: value}) for name, value in further.items()},
+    )
+
+
+OWN_NETWORKS = {
+    "own": _written("ResNet-9 of width 1/8", "resnet9,width=0.125", 500, convolution="plain"),
+    "own-resnet18": _written("ResNet-18", "resnet18", 50),
+    "own-vit": _written("a ViT of four encoders", "vit,depth=4", 100),
+}
 # The same number of images per client for any number of clients, so that --grow finds the most.
 OWN = {
     f"{model}-own": Workload(
@@ -200,7 +212,7 @@ OWN = {
     )
     for model, clients in (("lenet5", 1000), ("resnet18", 20))
 }
-VARIANTS = {"W1-equal": EQUAL, "methods": METHODS, "resnet18": RESNET, "own": OWN_NETWORK} | GROWTH | OWN
+VARIANTS = {"W1-equal": EQUAL, "methods": METHODS, "resnet18": RESNET} | OWN_NETWORKS | GROWTH | OWN
 
 
 def grown(workload: Workload, clients: int) -> Workload:

@@ -273,13 +273,13 @@ def test_small_workloads_and_grown_ones_can_be_divided(tmp_path, monkeypatch):
     assert "is a set of tensorflow-datasets, which cannot be imported here" in said[0]
 
 
-def test_the_workload_own_has_one_network_from_the_zoo_and_in_linen():
-    own = workloads.OWN_NETWORK
-    choices = own.setup["models"] + own.ways["Linen"].setup["models"]
+@pytest.mark.parametrize("own", workloads.OWN_NETWORKS.values(), ids=workloads.OWN_NETWORKS)
+def test_a_workload_own_has_one_network_from_the_zoo_and_in_flax(own):
+    choices = own.setup["models"] + own.ways["in Flax"].setup["models"]
     models = [zoo.build(choice, shape=(32, 32, 3), classes=10) for choice in choices]
     drawn = [jax.eval_shape(model.init, jax.random.key(0)) for model in models]
-    leaves, of_linen = (sorted(leaf.shape for leaf in jax.tree.leaves(weights)) for weights in drawn)
-    assert leaves == of_linen
+    sizes, in_flax = (sorted(leaf.size for leaf in jax.tree.leaves(weights)) for weights in drawn)
+    assert sizes == in_flax
 
 
 def test_images_come_from_an_npz_file_if_it_has_enough(tmp_path):
@@ -327,6 +327,8 @@ def test_options_that_the_counts_of_samples_do_not_know_are_refused(option):
     [
         ("fedavg", zoo.lenet5(shape=(16, 16, 1), classes=3, width=0.3)),
         ("fedavg", zoo.resnet9(shape=(8, 8, 1), classes=3, width=0.05)),
+        ("fedavg", zoo.resnet18(shape=(16, 16, 1), classes=3, width=0.05, norm="none", stem="imagenet")),
+        ("fedavg", zoo.vit(shape=(8, 8, 1), classes=3, width=0.05, depth=2, heads=2)),
         ("fedper", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),
         ("fedrep", zoo.mcmahan(shape=(8, 8, 1), classes=3, width=0.1, padding="same")),
         ("ditto,personal_epochs=2,lam=0.5", zoo.mlp(shape=(8, 8, 1), classes=3, hidden=5)),

@@ -25,7 +25,7 @@ from jaxfl.config.own_code import line_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.models.model import Block, Model, Weights, are_tokens
 from jaxfl.models.own.functions import OwnBlock
-from jaxfl.models.own.walk import Network, Path, Walk, batched, calls, images, leaves
+from jaxfl.models.own.walk import Network, Path, Walk, batched, calls, drawn, images, leaves
 
 # ---- a block
 
@@ -63,7 +63,7 @@ class Section(OwnBlock):
                 f"{self.where}: a block of {self.network.kind.__name__} ({self.kind}) takes "
                 f"examples of shape {wanted}, not {x.shape[1:]}; give the network itself an option for that."
             )
-        return Weights(*(self._named(part) for part in self.network.draw(key)))
+        return Weights(*(self._named(part) for part in drawn(self.network, key)))
 
     def run(self, weights, x, *, train, key, mask):
         """Run the network from the block's first layer to the next one's."""

@@ -125,10 +125,16 @@ def calls(network: Network, examples: int = EXAMPLES, train: bool = False) -> tu
     return tuple(found)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def drawn(network: Network, key: jax.Array) -> Weights:
+    """Return a network's initial weights; traced once, although every block draws the whole network."""
+    return network.draw(key)
+
+
 @functools.cache
 def leaves(network: Network) -> Weights:
     """Return shapes and dtypes of a network's weights."""
-    return jax.eval_shape(network.draw, jax.random.key(0))
+    return jax.eval_shape(functools.partial(drawn, network), jax.random.key(0))
 
 
 def batched(example: jax.ShapeDtypeStruct, examples: int = EXAMPLES) -> jax.ShapeDtypeStruct:
