@@ -99,6 +99,14 @@ class Backdoor:
         return jax.random.bernoulli(key, self.rows, (number,))
 
 
+@options
+class Attackers:
+    """The option of every attack."""
+
+    share: float = within("[0, 1)", 0.2)
+    """Share of the clients that attack, rounded down."""
+
+
 ATTACKS = {
     "sign-flip": SignFlip,
     "random": Noise,

@@ -161,4 +161,12 @@ class LowRank:
         return sum(map(self._size, jax.tree.leaves(form)))
 
 
+@options
+class Feedback:
+    """The option of every compression."""
+
+    feedback: bool = False
+    """Whether clients send later what compression has lost (error feedback)."""
+
+
 COMPRESSIONS = {"quantize": Quantize, "top-k": TopK, "sign": Sign, "low-rank": LowRank}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.config import choices
-from jaxfl.config.options import declared, options, static, within
+from jaxfl.config.options import declared, static
 from jaxfl.config.own_code import line_of, own_code, require_call
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
@@ -18,28 +18,11 @@ from jaxfl.data.partition import rounded_down
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
 from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, clipped, of_finite
-from jaxfl.mechanisms.wire.attacks import ATTACKS, Backdoor, draw_attackers, poisons
-from jaxfl.mechanisms.wire.compression import COMPRESSIONS
+from jaxfl.mechanisms.wire.attacks import ATTACKS, Attackers, Backdoor, draw_attackers, poisons
+from jaxfl.mechanisms.wire.compression import COMPRESSIONS, Feedback
 from jaxfl.mechanisms.wire.messages import away, onto
 from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian, Rows
 from jaxfl.tasks import require_classes
-
-
-@options
-class Attackers:
-    """The option of every attack."""
-
-    share: float = within("[0, 1)", 0.2)
-    """Share of the clients that attack, rounded down."""
-
-
-@options
-class Feedback:
-    """The option of every compression."""
-
-    feedback: bool = False
-    """Whether clients send later what compression has lost (error feedback)."""
-
 
 COMMON = (ATTACKS, Attackers), (COMPRESSIONS, Feedback)
 
