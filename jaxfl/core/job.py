@@ -29,9 +29,9 @@ class Job(NamedTuple):
     on_host: bool = False
     """Whether clients' state is in host memory, see `jaxfl.core.host_state`; only for a single run whose
     method has no host step and no phase before the first round."""
-    accounting: Sequence[Callable[[int], Any]] = ()
+    accounting: Sequence[Callable[[int], Any] | None] = ()
     """For each run, ``rounds done -> what differential privacy guarantees``, see
-    `jaxfl.mechanisms.wire.accounting`; none without."""
+    `jaxfl.mechanisms.wire.accounting`; None without."""
 
     @property
     def rounds(self) -> int:

@@ -297,7 +297,7 @@ def _positions(parts: Any, clients: int | None, rows: int) -> list[np.ndarray]:
         fitting = [fits(part) for part in held]
         if held and len(held) == (clients or len(held)) and all(fitting):
             return held
-        wrong = "" if all(fitting) else f", that of client {fitting.index(False)} is another"
+        wrong = "" if all(fitting) else f", of which that of client {fitting.index(False)} is none such"
         made = f"{len(held)} arrays{wrong}"
     whom = "client" if clients is None else f"of {clients} clients"
     raise JaxflError(

@@ -51,12 +51,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         likely=needs_rows(federation.task, setup.machine.show),
         conditions=[_conditions(setup, federation) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
-        accounting=list(
-            filter(
-                None,
-                (_accounting(*run, federation, of_run) for run, of_run in zip(runs, cohorts, strict=True)),
-            )
-        ),
+        accounting=[_accounting(*run, federation, of_run) for run, of_run in zip(runs, cohorts, strict=True)],
     )
 
 

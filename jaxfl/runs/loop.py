@@ -135,8 +135,8 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                     asked_for = options.get("deadline"), options.get("show", ())
                     new = records(of_runs[i], *where, spent, client_devices, len(runs), *asked_for)
                     new[-1]["seconds"]["write"] = wrote[i]
-                    if job.accounting and "accuracy" in new[-1]:
-                        new[-1]["privacy"] = cast(Privacy, job.accounting[i](new[-1]["round"]))
+                    if (guaranteed := job.accounting[i]) and "accuracy" in new[-1]:
+                        new[-1]["privacy"] = cast(Privacy, guaranteed(new[-1]["round"]))
                     spent, begun = 0.0, time.perf_counter()
                     try:
                         _write(job, i, run, of_runs[i], new, stop)

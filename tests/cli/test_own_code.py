@@ -207,7 +207,7 @@ REFUSED = [
     (
         f"{RUN} --partition wrong.py:beyond_the_data",
         "",
-        "4 arrays, that of client 3 is another",
+        "4 arrays, of which that of client 3 is none such",
     ),
     (
         f"{RUN} --schedule wrong.py:no_schedule",

@@ -549,7 +549,7 @@ REFUSALS = {
     "a position twice": (
         lambda labels, clients, rng: [np.arange(3), np.array([2, 5, 5])],
         {"clients": 2, "test": "source"},
-        "2 arrays, that of client 1 is another",
+        "2 arrays, of which that of client 1 is none such",
     ),
     "not a part for each client": (
         lambda labels, clients, rng: [np.arange(3)],
