@@ -198,8 +198,8 @@ def _written(what: str, model: str, images: int, **further: Any) -> Workload:
 
 OWN_NETWORKS = {
     "own": _written("ResNet-9 of width 1/8", "resnet9,width=0.125", 500, convolution="plain"),
-    "own-resnet18": _written("ResNet-18", "resnet18", 50),
-    "own-vit": _written("a ViT of four encoders", "vit,depth=4", 100),
+    "own-resnet18": _written("ResNet-18", "resnet18", 64),
+    "own-vit": _written("a ViT of four encoders", "vit,depth=4", 128),
 }
 # The same number of images per client for any number of clients, so that --grow finds the most.
 OWN = {
