@@ -43,7 +43,7 @@ def _counts(slots: Slots, message) -> jax.Array:
     if counted and jnp.issubdtype(message.dtype, jnp.integer):
         raise ValueError(
             "these are the scalars of each client already, not a message; give them to Info as they are: "
-            "Info(..., up=class_means.scalars(...))"
+            "Info(..., up=class_means.up(...))"
         )
     scalars = message if isinstance(message, int) else tree.scalars(message)
     if scalars > LARGEST_MESSAGE:

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import per_group
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms import wire
 from jaxfl.mechanisms.mixing import ids, ids_of, pairs
 
 
@@ -47,13 +49,14 @@ def degrees(links) -> jax.Array:
     return links.sum(1, dtype=jnp.int32)
 
 
-def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tuple[dict, dict]:
+def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any], key=None) -> tuple[dict, dict]:
     """Average once among the clients of some groups, who hold trees of one structure.
 
     Args:
       federation: holds the links.
       cohort: the clients that take part.
       held: by group number, trees of leaves (k_g, ...).
+      key: the round's, if a single group's messages pass over the wire.
 
     Returns:
       The same with sum_m W_nm leaf_m in place of every leaf_n; and by group number (k_g,) int32, to how
@@ -63,8 +66,13 @@ def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any]) -> tupl
     clients = jnp.concatenate([of_groups[g] for g in held])
     links = pairs(federation.links, clients, clients)
     ends = np.cumsum([len(of_groups[g]) for g in held])[:-1].tolist()
-    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *held.values())
-    mixed = jax.tree.map(lambda leaf: jnp.split(leaf, ends), tree.weighted_sum(metropolis(links), joined))
+    weights, joined = metropolis(links), jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *held.values())
+    heard = joined if key is None else wire.heard(key, federation, cohort, joined)
+    mixed = tree.weighted_sum(weights, heard)
+    if heard is not joined:  # all hear their own as it is
+        lost = jax.tree.map(jnp.subtract, joined, heard)
+        mixed = jax.tree.map(jnp.add, mixed, jax.vmap(optax.tree.scale)(jnp.diagonal(weights), lost))
+    mixed = jax.tree.map(lambda leaf: jnp.split(leaf, ends), mixed)
     parts = jax.tree.transpose(jax.tree.structure(joined), jax.tree.structure([0] * len(held)), mixed)
     return dict(zip(held, parts, strict=True)), dict(zip(held, jnp.split(degrees(links), ends), strict=True))
 

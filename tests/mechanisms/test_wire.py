@@ -12,7 +12,8 @@ import pytest
 from conftest import SIZES, assert_same, cohort, differ, long, tiny_cnn, tiny_models
 from dp_accounting import rdp
 from methods.cases import CASES, keeps_apart
-from methods.rounds import ALWAYS, EVERYONE, alike, federated, initial, mlp, run
+from methods.cases.dfedavg import neighbours
+from methods.rounds import ALWAYS, EVERYONE, alike, equal, federated, initial, mlp, run
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
@@ -337,6 +338,45 @@ def test_a_round_over_the_wire_is_that_of_numpy(options, expected):
     np.testing.assert_allclose(flat(after.shared[0]) - received, mean, rtol=2e-3, atol=2e-6)
     wrong = (trained - received).mean(0)
     assert np.abs(mean - wrong).max() > 1e-3 * np.abs(wrong).max()
+
+
+LOUD = {"attack": "scale,factor=2,share=0.4"}  # two of five send twice what they have
+
+
+def test_class_means_arrive_as_their_clients_send_them():
+    """Numbers of rows do not change. Compressed, a mean of every class travels."""
+    federation = on(alike(), **LOUD)
+    honest = np.flatnonzero(~np.asarray(federation.wire.attackers)[:5]).tolist()
+    ((lied, _),) = run("fedproto", federation, (EVERYONE,))
+    ((told, plain),) = run("fedproto", alike(), (EVERYONE,))
+    ((without, _),) = run("fedproto", alike(), (honest,))
+    sums = [jax.device_get(g.z * g.n[:, None]) for g in (lied.prototypes, told.prototypes, without.prototypes)]
+    np.testing.assert_allclose(sums[0], 2 * sums[1] - sums[2], rtol=1e-5, atol=1e-6)
+    assert_same(lied.prototypes.n, told.prototypes.n)
+    assert np.abs(sums[0] - sums[1]).max() > 1e-3
+    ((_, signs),) = run("fedproto", on(alike(), compress="sign"), (EVERYONE,))
+    classes, d = told.prototypes.z.shape
+    counted = jax.device_get(plain.up[0]) // (d + 2)
+    expected = 2 * counted + math.ceil((classes * d + 32 * classes) / 32)
+    np.testing.assert_array_equal(jax.device_get(signs.up[0]), expected)
+
+
+def test_neighbours_hear_lies_and_everybody_knows_its_own():
+    federation = on(equal(), **LOUD)
+    ((state, info),) = run("dfedavg", federation, (EVERYONE,))
+    z, lies = rows_of(info.trained[0].stacked), np.asarray(federation.wire.attackers)
+    linked = {i: neighbours(i, EVERYONE) for i in EVERYONE}
+    for i, mixed in enumerate(rows_of(state.weights[0])):
+        expected = z[i].copy()
+        for k in linked[i]:
+            expected += ((1 + lies[k]) * z[k] - z[i]) / (1 + max(len(linked[i]), len(linked[k])))
+        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
+    (exact,), (plain,) = (
+        run("dfedavg", of, (EVERYONE,)) for of in (on(equal(), compress="quantize,bits=32"), equal())
+    )
+    assert_same(exact[0], plain[0])
+    (sent,) = exact[1].up[0].values()
+    np.testing.assert_array_equal(sent, [len(linked[i]) * z.shape[1] for i in EVERYONE])
 
 
 def clip(d, bound):

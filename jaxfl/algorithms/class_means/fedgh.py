@@ -72,7 +72,7 @@ def build(config: FedGH) -> fl.Algorithm:
         def client(key, client, h, theta):
             model, rows = client.model, fl.own_rows(client, hyper)
             trained = fl.descend(fl.task_loss(model), joined(model, h, theta), key, rows, hyper)
-            z = fl.class_means.of_client(trained.weights, client)
+            z = fl.class_means.of_client(key, trained.weights, client)
             return trained.weights, trained.loss, trained.steps == 0, z
 
         h = (state.header,) * len(federation.groups)
@@ -85,13 +85,13 @@ def build(config: FedGH) -> fl.Algorithm:
             train_header(key, state.header, examples_of(z, federation, cohort), federation.models[0], hyper),
         ), fl.Info(
             loss,
-            up=fl.class_means.scalars(z, beside=1),
+            up=fl.class_means.up(federation, cohort, z, beside=1),
             down=fl.sent_down(cohort, h),
             trained=fl.own_models.predictors(trained),
             idle=idle,
         )
 
-    return fl.Algorithm(init, personal, step, personal)
+    return fl.Algorithm(init, personal, step, personal, wire=("messages",))
 
 
 def header(model, w):

@@ -66,7 +66,7 @@ def build(config: FedProto) -> fl.Algorithm:
         def client(key, client, nothing, w):
             loss = objective(client.model, g, hyper.lam)
             trained = fl.descend(loss, w, key, fl.own_rows(client, hyper), hyper)
-            z = fl.class_means.of_client(trained.weights, client)
+            z = fl.class_means.of_client(key, trained.weights, client)
             return trained.weights, trained.loss, trained.steps == 0, z
 
         own = fl.gather(state.weights, cohort)
@@ -79,13 +79,13 @@ def build(config: FedProto) -> fl.Algorithm:
             fl.class_means.over_clients(z, g, config.uniform),
         ), fl.Info(
             loss,
-            up=fl.class_means.scalars(z, beside=1 if config.uniform else 2),
+            up=fl.class_means.up(federation, cohort, z, beside=1 if config.uniform else 2),
             down=fl.per_group(lambda of_one: of_one * g.known.sum(dtype=jnp.int32), down),
             trained=deployed(trained, g),
             idle=idle,
         )
 
-    return fl.Algorithm(init, personal, step, personal)
+    return fl.Algorithm(init, personal, step, personal, wire=("messages",))
 
 
 def objective(model: fl.Model, g: fl.class_means.ClassMeans, lam):

@@ -39,15 +39,16 @@ def build(config: DFedAvg) -> fl.Algorithm:
     def step(key, state, federation, cohort):
         own = fl.gather(state.weights, cohort)
         trained, loss = fl.own_models.train(key, federation, cohort, own, state.hyper)
-        averaged, neighbours = fl.topology.gossip(federation, cohort, {0: trained})
+        message = fl.own_models.sent(trained, config.bn_stats)
+        averaged, neighbours = fl.topology.gossip(federation, cohort, {0: message}, key)
         averaged = fl.own_models.with_own_stats(averaged[0], trained, config.bn_stats)
-        message = fl.own_models.sent(fl.tree.one(trained), config.bn_stats)
-        up, down = {fl.tree.scalars(message): neighbours[0]}, fl.sent_down(cohort, 0)
+        up = fl.wire.up_to(federation, neighbours[0], fl.tree.one(message))
+        down = fl.sent_down(cohort, 0)
         state = State(state.hyper, fl.scatter(state.weights, cohort, averaged))
         return state, fl.Info(loss, up, down, trained=fl.own_models.predictor(trained))
 
     own = fl.own_models.personal
-    return fl.each_architecture(fl.Algorithm(init, own, step, own, wire=("rows",)))
+    return fl.each_architecture(fl.Algorithm(init, own, step, own, wire=("rows", "messages")))
 
 
 dfedavg = fl.Method("dfedavg", build, DFedAvg, needs=("links",))

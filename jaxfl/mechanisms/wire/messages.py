@@ -78,6 +78,24 @@ def sent(key, client: Client, message: Any, known: Any = None) -> Any:
     return _arriving(key, client, message, known, None)[0]
 
 
+def heard(key, federation: Federation, cohort: Cohort, held: Any) -> Any:
+    """Return what others get of what a cohort's clients of one architecture hold, (k, ...) and the same form.
+
+    Args:
+      key: the round's key.
+      federation: of one group.
+      cohort: the clients that send.
+      held: one message per client (k, ...).
+    """
+    if federation.wire is None:
+        return held
+
+    def client(key, client, nothing, message):
+        return sent(key, client, message)
+
+    return map_clients(client, key, federation, cohort, own=held)
+
+
 def up(federation: Federation, cohort: Cohort, messages: Any) -> Any:
     """Count what clients send up, as `sent_up`: the 4-byte units that really travel."""
     compress = federation.wire and federation.wire.compress
@@ -90,6 +108,13 @@ def up(federation: Federation, cohort: Cohort, messages: Any) -> Any:
     if cohort.alone:
         return of_group(cohort.slots, messages)
     return per_group(of_group, cohort.groups, messages)
+
+
+def up_to(federation: Federation, receivers: jax.Array, message: Any) -> dict:
+    """Count what clients of one architecture send up to so many receivers each (k,), as `Info.up`."""
+    if federation.wire and federation.wire.compress:
+        return {1: receivers * jnp.asarray(federation.wire.compress.scalars(message), jnp.int32)}
+    return {tree.scalars(message): receivers}
 
 
 def nothing_owed(federation: Federation, message: Any) -> Any:
