@@ -30,24 +30,24 @@ SIZES = np.geomspace(0.2, 2, CLIENTS) / math.sqrt(sum(map(np.size, SERVER)))
 CHANGES = [[(s * RNG.normal(size=x.shape)).astype(np.float32) for x in SERVER] for s in SIZES]
 
 
-def flower(strategy):
-    """Return what a strategy of Flower makes of the updates, minus what it had."""
-    strategy.current_arrays = ArrayRecord(SERVER)
+def aggregated(strategy, server, models):
+    """Return what a strategy of Flower makes of the models of clients with equal weights, all as arrays."""
+    strategy.current_arrays = ArrayRecord(server)
     replies = [
         Message(
-            RecordDict(
-                {
-                    "arrays": ArrayRecord([x + d for x, d in zip(SERVER, change, strict=True)]),
-                    "metrics": MetricRecord({"num-examples": 1}),
-                }
-            ),
+            RecordDict({"arrays": ArrayRecord(model), "metrics": MetricRecord({"num-examples": 1})}),
             dst_node_id=i,
             message_type="train",
         )
-        for i, change in enumerate(CHANGES)
+        for i, model in enumerate(models)
     ]
-    arrays, _ = strategy.aggregate_train(1, replies)
-    return flat([y - x for x, y in zip(SERVER, arrays.to_numpy_ndarrays(), strict=True)])
+    return strategy.aggregate_train(1, replies)[0].to_numpy_ndarrays()
+
+
+def flower(strategy):
+    """Return what a strategy of Flower makes of the updates, minus what it had."""
+    models = [[x + d for x, d in zip(SERVER, change, strict=True)] for change in CHANGES]
+    return flat([y - x for x, y in zip(SERVER, aggregated(strategy, SERVER, models), strict=True)])
 
 
 def ours(privacy, key=None):
@@ -72,16 +72,6 @@ def report(what, **found):
     print(f"{what:<45}", ", ".join(f"{name} {value:.5g}" for name, value in found.items()))
 
 
-plain = ours(Gaussian(clip=CLIP))
-report("mean of clipped updates", largest=np.abs(plain).max(), apart=np.abs(flower(fixed(0.0)) - plain).max())
-report(
-    "standard deviation of the noise",
-    jaxfl=(ours(Gaussian(clip=CLIP, noise=NOISE), jax.random.key(0)) - plain).std(),
-    Flower=(flower(fixed(NOISE)) - plain).std(),
-    paper=NOISE * CLIP / CLIENTS,
-)
-
-
 def adaptive(noise, count_noise):
     """Return Flower's server with an adaptive clip norm, gamma 0.5 and eta 0.2."""
     return DifferentialPrivacyServerSideAdaptiveClipping(
@@ -89,18 +79,33 @@ def adaptive(noise, count_noise):
     )
 
 
-following = Gaussian(clip=CLIP, noise=NOISE, adapt=0.5, count_noise=0.6)
-report(
-    "z_delta under an adaptive clip norm",
-    jaxfl=float(following.at(CLIP, CLIENTS).noise),
-    Flower=adaptive(NOISE, 0.6).noise_multiplier,
-)
-within, quiet = np.mean([np.linalg.norm(flat(change)) <= CLIP for change in CHANGES]), adaptive(0.0, 0.0)
-flower(quiet)
-silent = Gaussian(clip=CLIP, noise=0.0, adapt=0.5)
-report(
-    f"next clip norm, {within:.3f} of updates within it",
-    jaxfl=float(silent.next_clip(jax.random.key(0), jnp.float32(within - 0.5), CLIENTS)),
-    Flower=quiet.clipping_norm,
-    paper=CLIP * math.exp(-0.2 * (within - 0.5)),
-)
+def main() -> None:
+    """Print both."""
+    plain = ours(Gaussian(clip=CLIP))
+    apart = np.abs(flower(fixed(0.0)) - plain).max()
+    report("mean of clipped updates", largest=np.abs(plain).max(), apart=apart)
+    report(
+        "standard deviation of the noise",
+        jaxfl=(ours(Gaussian(clip=CLIP, noise=NOISE), jax.random.key(0)) - plain).std(),
+        Flower=(flower(fixed(NOISE)) - plain).std(),
+        paper=NOISE * CLIP / CLIENTS,
+    )
+    following = Gaussian(clip=CLIP, noise=NOISE, adapt=0.5, count_noise=0.6)
+    report(
+        "z_delta under an adaptive clip norm",
+        jaxfl=float(following.at(CLIP, CLIENTS).noise),
+        Flower=adaptive(NOISE, 0.6).noise_multiplier,
+    )
+    within, quiet = np.mean([np.linalg.norm(flat(change)) <= CLIP for change in CHANGES]), adaptive(0.0, 0.0)
+    flower(quiet)
+    silent = Gaussian(clip=CLIP, noise=0.0, adapt=0.5)
+    report(
+        f"next clip norm, {within:.3f} of updates within it",
+        jaxfl=float(silent.next_clip(jax.random.key(0), jnp.float32(within - 0.5), CLIENTS)),
+        Flower=quiet.clipping_norm,
+        paper=CLIP * math.exp(-0.2 * (within - 0.5)),
+    )
+
+
+if __name__ == "__main__":
+    main()

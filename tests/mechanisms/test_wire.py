@@ -350,7 +350,7 @@ def test_class_means_arrive_as_their_clients_send_them():
     ((lied, _),) = run("fedproto", federation, (EVERYONE,))
     ((told, plain),) = run("fedproto", alike(), (EVERYONE,))
     ((without, _),) = run("fedproto", alike(), (honest,))
-    sums = [jax.device_get(g.z * g.n[:, None]) for g in (lied.prototypes, told.prototypes, without.prototypes)]
+    sums = [jax.device_get(g.z * g.n[:, None]) for _, _, g in (lied, told, without)]
     np.testing.assert_allclose(sums[0], 2 * sums[1] - sums[2], rtol=1e-5, atol=1e-6)
     assert_same(lied.prototypes.n, told.prototypes.n)
     assert np.abs(sums[0] - sums[1]).max() > 1e-3

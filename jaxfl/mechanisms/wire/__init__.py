@@ -15,5 +15,14 @@ more where the federation has no wire. What a method passes through is `Algorith
 """
 
 from jaxfl.mechanisms.wire.accounting import of_rows
-from jaxfl.mechanisms.wire.messages import Aggregated, averaged, first_clip, heard, nothing_owed, sent, up, up_to
+from jaxfl.mechanisms.wire.messages import (
+    Aggregated,
+    averaged,
+    first_clip,
+    heard,
+    nothing_owed,
+    sent,
+    up,
+    up_to,
+)
 from jaxfl.mechanisms.wire.setup import WITHOUT, accounting_of, chosen_of, needed_of, wire_of
