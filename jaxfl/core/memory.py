@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 
 import jax
@@ -44,6 +45,21 @@ def available_to_several(federation: Federation) -> int:
     if on_device is None:
         return int(HOST_SHARE * psutil.virtual_memory().available / federation.devices)
     return on_device
+
+
+def warn_if_short(compiled: jax.stages.Compiled) -> None:
+    """Warn of a program that needs more memory than a machine has left, whose system may then end it."""
+    held, devices = compiled.memory_analysis(), jax.local_devices()
+    if held is None or devices[0].memory_stats():  # it has its own memory, and says when that runs out
+        return
+    needed = held.output_size_in_bytes - held.alias_size_in_bytes + len(devices) * held.temp_size_in_bytes
+    free = psutil.virtual_memory().available
+    if needed > free:
+        warnings.warn(
+            f"The next program needs some {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: the system "
+            "may end this process. Smaller batches, fewer --devices or fewer public images need less.",
+            stacklevel=2,
+        )
 
 
 def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import flops
+from jaxfl.core import flops, memory
 from jaxfl.machine.memory_maps import crowded
 
 compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
@@ -72,6 +72,7 @@ class Program:
             with tracing:  # another thread may be about to begin it
                 begun = self._begun.pop(signature, None)
             compiled = begun.result() if begun else self._lowered(args).compile()
+            memory.warn_if_short(compiled)
             self._compiled[signature] = compiled
             self.seconds += time.perf_counter() - start
         return compiled

@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxfl.config.setup import Setup
@@ -84,6 +85,16 @@ def test_nothing_is_tried_if_devices_report_no_memory_or_the_user_chose(chosen, 
     monkeypatch.setattr(memory, "available", lambda federation: 1)
     given = SETUP.replace(clients_at_once=6)
     start(tmp_path / "given", chosen, data, given)
+
+
+def test_a_program_that_the_machine_cannot_hold_is_announced(monkeypatch):
+    """On a CPU, whose system ends a process that takes too much."""
+    free = SimpleNamespace(available=4 * 10**6)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: free)
+    with pytest.warns(UserWarning, match=r"needs some 0\.0 GB, and 0\.0 GB are free: the system may end"):
+        Program(lambda x: x + 1)(jnp.zeros((2**20,)))
+    free.available = 5 * 10**6
+    Program(lambda x: x + 2)(jnp.zeros((2**20,)))
 
 
 def test_available_memory_includes_the_federation_and_ignores_unused_devices(data, monkeypatch):
