@@ -56,8 +56,8 @@ def warn_if_short(compiled: jax.stages.Compiled) -> None:
     free = psutil.virtual_memory().available
     if needed > free:
         warnings.warn(
-            f"The next program needs some {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: the system "
-            "may end this process. Smaller batches, fewer --devices or fewer public images need less.",
+            f"The next program needs some {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: the "
+            "system may end this process. Smaller batches, fewer --devices or fewer public images need less.",
             stacklevel=2,
         )
 
