@@ -39,10 +39,11 @@ def require(federation: Federation) -> None:
     """Refuse a federation whose clients cannot compare class means.
 
     Raises:
-      JaxflError: if labels are not classes, models have features of different sizes, or each client numbers
-        its classes differently.
+      JaxflError: if labels are not classes, models have features of different sizes, each client numbers
+        its classes differently, or messages are to be private.
     """
     require_classes(federation.task, "A mean of each class")
+    wire.require_no_noise(federation, "class means")
     for model in federation.models:
         require_vectors(model)
     shapes = {model.name: model.head.shape for model in federation.models}

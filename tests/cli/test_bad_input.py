@@ -114,6 +114,10 @@ REFUSED = [
     ("run fedamp --compress sign", "fedamp: --compress sign changes what clients send, but", "leave it out."),
     ("run heterofl --aggregate median", "for a server that averages clients of one architecture"),
     ("run pfedme --compress sign,feedback=true", "state has no place for it; leave it out."),
+    (
+        "run fedproto --privacy gaussian,where=client --models mlp",
+        "also tells which classes it has; leave it out",
+    ),
     ("run fedproto --privacy rows", "but the method learns from rows in other ways, too; leave it out."),
     ("run FEDPER", "no method 'FEDPER'; did you mean 'fedper'?"),
     ("run fedadam", "no method 'fedadam'; here it is fedavg,server_optimizer=adam."),

@@ -77,6 +77,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
     def init(key, federation, hyper):
         for model in federation.models:
             fl.class_means.require_classes_last(model, "HeteroFL")
+        fl.wire.require_no_noise(federation, "HeteroFL")
         weights, places = fl.initial_weights(key, federation), fl.shared_entries.slices(federation.models)
         kept, shared = zip(*map(divide, fl.shared_entries.hand_out(weights, places, weights)), strict=True)
         return State(

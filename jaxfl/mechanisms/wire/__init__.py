@@ -21,6 +21,7 @@ from jaxfl.mechanisms.wire.messages import (
     first_clip,
     heard,
     nothing_owed,
+    require_no_noise,
     sent,
     up,
     up_to,

@@ -13,6 +13,20 @@ from jaxfl.core.protocol import Cohort, Info, Slots
 from jaxfl.core.streams import WIRE
 from jaxfl.core.traffic import sent_up
 from jaxfl.data.federation import Client, Federation
+from jaxfl.errors import JaxflError
+
+
+def require_no_noise(federation: Federation, method: str) -> None:
+    """Refuse a method under noise on messages whose clients also tell which classes they have, as it is.
+
+    Raises:
+      JaxflError: saying so.
+    """
+    if federation.wire and federation.wire.privacy:
+        raise JaxflError(
+            f"--privacy gaussian covers messages, but a client of {method} also tells which classes it has; "
+            "leave it out."
+        )
 
 
 def away(message: Any, known: Any) -> Any:
