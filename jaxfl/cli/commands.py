@@ -318,7 +318,7 @@ def _check(names: list[str]) -> None:
         table.add_row(promise, "no" if is_broken else "perhaps" if seen else "yes", seen)
     OUT.print(table)
     if broken:
-        raise JaxflError(f"{choice} does not keep {broken} of {len(promises.PROMISES)} promises.")
+        raise JaxflError(f"{choice} does not keep {broken} of {table.row_count} promises.")
 
 
 def _cite(names: list[str]) -> None:

@@ -39,7 +39,8 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
         OverflowError,
     ) as error:
         raise JaxflError(
-            f"{path} is damaged or not an .npz file of plain arrays; write it with numpy.savez."
+            f"{path} is damaged or not an .npz file of plain arrays; write it with numpy.savez, and what "
+            "pandas holds as objects, such as words, by .astype(str)."
         ) from error
     except MemoryError:
         raise JaxflError(f"{path} holds more than fits in memory.") from None

@@ -163,12 +163,15 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
             )
         if differing := _differing(run, planned[run]):
             has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
-            if has != wanted and len(differing) == 1 and not planned[run].setup.run.stops_early:
+            if has != wanted and len(differing) == 1:
+                why = "cannot become shorter"
                 if has < wanted:
-                    continue
+                    if not planned[run].setup.run.stops_early:
+                        continue
+                    why = "may be ended by --patience or --stop-at-target, so no comparison makes it longer"
                 raise JaxflError(
-                    f"{run} has {has} rounds, not {wanted}, and cannot become shorter; ask for {has} "
-                    "rounds, or choose another --run-dir."
+                    f"{run} has {has} rounds, not {wanted}, and {why}; ask for {has} rounds, or choose "
+                    "another --run-dir."
                 )
             if has < wanted:  # which alone would make it longer
                 differing.sort(key=lambda each: each.startswith("rounds "))

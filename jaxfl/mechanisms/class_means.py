@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxfl.core import tree
 from jaxfl.core.client_map import per_group
 from jaxfl.core.examples import sweep
-from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import wire
@@ -107,14 +106,15 @@ def class_means(z, y, size, classes: int) -> ClassMeans:
 def of_client(key, weights: Weights, client: Client) -> ClassMeans:
     """Return z_ic of a client's training rows as they arrive over the wire; an absent client has none.
 
-    On the wire each mean is a leaf of the message, 0 for a class without rows; numbers of rows stay.
+    On the wire each mean is a message of its own, and numbers of rows stay.
     """
     z = features(client.model, weights, client.rows, client.size, client.federation)
     outputs = client.federation.outputs(client, client.rows)
     means = class_means(z, outputs, client.size, client.model.classes)
     if client.federation.wire is None:
         return means
-    return means._replace(z=jnp.stack(wire.sent(key, client, tuple(means.z))))
+    keys = jax.random.split(key, len(means.z))
+    return means._replace(z=jax.vmap(lambda key, z: wire.sent(key, client, z))(keys, means.z))
 
 
 def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMeans:
@@ -137,15 +137,13 @@ def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMea
     return ClassMeans(jnp.where(found[:, None], mean, before.z), jnp.where(found, weight, before.n))
 
 
-def up(federation: Federation, cohort: Cohort, means: PerGroup, beside: int) -> PerGroup:
-    """Count what clients send up, per group (k_g,) int32: d + `beside` scalars for each mean (k_g, ...).
+def up(federation: Federation, means: PerGroup, beside: int) -> PerGroup:
+    """Count what clients send up, (k_g,) int32 per group: z_ic (k_g, C, d), and `beside` scalars for each."""
 
-    A compressed message has a mean for every class.
-    """
-    if federation.wire and federation.wire.compress:
-        vectors = wire.up(federation, cohort, per_group(lambda m: tuple(m.z[0]), means))
-        return per_group(lambda m, sent: m.known.sum(1, dtype=jnp.int32) * beside + sent, means, vectors)
-    return per_group(lambda m: m.known.sum(1, dtype=jnp.int32) * (m.z.shape[-1] + beside), means)
+    def of_group(m):
+        return m.known.sum(1, dtype=jnp.int32) * (wire.units(federation, m.z[0, 0]) + beside)
+
+    return per_group(of_group, means)
 
 
 def linear(model: Model) -> bool:

@@ -9,6 +9,7 @@ from folders import copied_before_checkpoints, metrics
 
 import jaxfl
 from jaxfl import cli
+from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.config import experiment
 from jaxfl.results.target import by_target, stops
@@ -162,3 +163,5 @@ def test_each_run_of_a_program_stops_when_it_reaches_the_target(whole, dataset, 
     table = jaxfl.report(tmp_path / "both", target=targets[1])
     assert table.notes[0] == "Mean and sample standard deviation over 2 seeds."
     assert table.notes[2:] == (f"{100 * targets[1]:g} % is reached by fedper in 1 of 2 runs.",)
+    with pytest.raises(JaxflError, match="may be ended by --patience or --stop-at-target, so no comparison"):
+        jaxfl.resume(tmp_path / "both", rounds=ROUNDS + 1)

@@ -85,7 +85,7 @@ def build(config: FedGH) -> fl.Algorithm:
             train_header(key, state.header, examples_of(z, federation, cohort), federation.models[0], hyper),
         ), fl.Info(
             loss,
-            up=fl.class_means.up(federation, cohort, z, beside=1),
+            up=fl.class_means.up(federation, z, beside=1),
             down=fl.sent_down(cohort, h),
             trained=fl.own_models.predictors(trained),
             idle=idle,

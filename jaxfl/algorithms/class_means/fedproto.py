@@ -79,7 +79,7 @@ def build(config: FedProto) -> fl.Algorithm:
             fl.class_means.over_clients(z, g, config.uniform),
         ), fl.Info(
             loss,
-            up=fl.class_means.up(federation, cohort, z, beside=1 if config.uniform else 2),
+            up=fl.class_means.up(federation, z, beside=1 if config.uniform else 2),
             down=fl.per_group(lambda of_one: of_one * g.known.sum(dtype=jnp.int32), down),
             trained=deployed(trained, g),
             idle=idle,

@@ -23,6 +23,7 @@ from jaxfl.mechanisms.wire.messages import (
     nothing_owed,
     require_no_noise,
     sent,
+    units,
     up,
     up_to,
 )

@@ -110,14 +110,19 @@ def heard(key, federation: Federation, cohort: Cohort, held: Any) -> Any:
     return map_clients(client, key, federation, cohort, own=held)
 
 
+def units(federation: Federation, message: Any) -> Any:
+    """Return the 4-byte units in which one message travels: an int, or () int32 where a rate decides it."""
+    compress = federation.wire and federation.wire.compress
+    return compress.scalars(message) if compress else tree.scalars(message)
+
+
 def up(federation: Federation, cohort: Cohort, messages: Any) -> Any:
     """Count what clients send up, as `sent_up`: the 4-byte units that really travel."""
-    compress = federation.wire and federation.wire.compress
-    if compress is None:
+    if not (federation.wire and federation.wire.compress):
         return sent_up(cohort, messages)
 
     def of_group(slots, message):
-        return jnp.where(slots.mask, jnp.asarray(compress.scalars(message), jnp.int32), 0)
+        return jnp.where(slots.mask, jnp.asarray(units(federation, message), jnp.int32), 0)
 
     if cohort.alone:
         return of_group(cohort.slots, messages)
@@ -126,9 +131,8 @@ def up(federation: Federation, cohort: Cohort, messages: Any) -> Any:
 
 def up_to(federation: Federation, receivers: jax.Array, message: Any) -> dict:
     """Count what clients of one architecture send up to so many receivers each (k,), as `Info.up`."""
-    if federation.wire and federation.wire.compress:
-        return {1: receivers * jnp.asarray(federation.wire.compress.scalars(message), jnp.int32)}
-    return {tree.scalars(message): receivers}
+    size = units(federation, message)
+    return {size: receivers} if isinstance(size, int) else {1: receivers * size}
 
 
 def nothing_owed(federation: Federation, message: Any) -> Any:
