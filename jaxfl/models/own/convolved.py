@@ -182,7 +182,11 @@ def _checkpoint(equation: core.JaxprEqn, *given: Any) -> list[Any]:
 
 def _scan(equation: core.JaxprEqn, *given: Any) -> list[Any]:
     params, plain = equation.params, [*map(_plain, given)]
-    closed, constants, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
+    if "ft_in" in params:  # since jax 0.12
+        constants, carried, _ = map(len, params["ft_in"].unpack())
+    else:
+        constants, carried = params["num_consts"], params["num_carry"]
+    closed = params["jaxpr"]
     fixed, carry, inputs = (
         plain[:constants],
         plain[constants : constants + carried],
