@@ -321,7 +321,7 @@ def test_the_command_says_which_promises_are_broken(tmp_path, capsys, monkeypatc
     with pytest.raises(SystemExit):
         main(["check", f"{tmp_path}/my.py:my,steps=3"])
     printed = capsys.readouterr()
-    assert "my.py:my,steps=3 does not keep 1 of 2 promises" in printed.err and "again" in printed.out
+    assert "my.py:my,steps=3 does not keep 1 of 3 promises" in printed.err and "again" in printed.out
     assert re.search(r"every rate has an effect\W+perhaps\W+nothing depends on mu", printed.out)
 
 
