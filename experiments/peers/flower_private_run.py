@@ -1,4 +1,4 @@
-"""Whole runs of private FedAvg in Flower's server beside jaxfl's. `python flower_private_run.py OUT.csv`.
+"""Private FedAvg under Flower's server and in jaxfl. `python flower_private_run.py DATA_DIR OUT.csv`.
 
 Needs `pip install flwr==1.42.0 opacus==1.6.0` and `jaxfl[privacy]`. Flower's server clips, averages and adds
 noise; its clients are NumPy. Both have the same clients, rows, initial weights, rates and numbers of clients

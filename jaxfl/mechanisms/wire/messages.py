@@ -16,15 +16,15 @@ from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
 
 
-def require_no_noise(federation: Federation, method: str) -> None:
-    """Refuse a method under noise on messages whose clients also tell which classes they have, as it is.
+def require_no_noise(federation: Federation, what: str) -> None:
+    """Refuse noise on messages with `what`, a method or mechanism in which clients also tell their classes.
 
     Raises:
       JaxflError: saying so.
     """
     if federation.wire and federation.wire.privacy:
         raise JaxflError(
-            f"--privacy gaussian covers messages, but a client of {method} also tells which classes it has; "
+            f"--privacy gaussian covers messages, but with {what} a client also tells which classes it has; "
             "leave it out."
         )
 
