@@ -32,8 +32,10 @@ def read(path):
         ("fedavg", "--attack backdoor,share=0.4 --aggregate krum,m=2"),
         ("fedrep", "--privacy rows,noise=0.5 --compress sign"),
         ("ditto", "--privacy gaussian,noise=0.2,adapt=0.5"),
+        ("fedproto", "--compress top-k,share=0.2 --attack random,std=0.1,share=0.4"),
+        ("dfedavg", "--compress quantize,bits=4 --attack sign-flip,share=0.4 --topology complete"),
     ],
-    ids=["sent", "private", "poisoned", "rows", "adaptive"],
+    ids=["sent", "private", "poisoned", "rows", "adaptive", "class means", "neighbours"],
 )
 def test_a_run_over_the_wire_is_resumed_and_repeated_on_devices(method, options, dataset, tmp_path):
     """A run stopped after half of its rounds goes on to the same bits; four devices agree up to rounding."""
