@@ -217,6 +217,9 @@ def test_what_is_not_finite_is_left_out(name):
     assert left_out.tolist() == [True] + 8 * [False]
     weights = np.where(np.arange(9) == 0, 0, WEIGHTS)
     np.testing.assert_allclose(flat(found), reference(rows_of(MESSAGES), weights), rtol=1e-4, atol=1e-5)
+    spoilt["a"][WEIGHTS > 0, 1] = np.inf  # of everybody: the server has diverged with them
+    found, left_out = jax.jit(of_finite)(traced(server), spoilt, WEIGHTS)
+    assert np.isnan(flat(found)).all() and not left_out.any()
 
 
 def test_a_client_may_send_nothing():

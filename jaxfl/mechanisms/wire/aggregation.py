@@ -177,11 +177,17 @@ def clipped(change, bound):
 
 
 def of_finite(aggregate, messages, weights):
-    """Return what a server makes of the finite messages, and which of those present are not finite, (k,)."""
+    """Return what a server makes of the finite messages, and which others it leaves out, (k,).
+
+    If none of those present is finite, it leaves out none and has diverged with them.
+    """
     leaves = jax.tree.leaves(messages)
     if not leaves:  # nothing is sent
         return messages, jnp.zeros(weights.shape, bool)
+    present = weights > 0
     finite = jnp.stack([jnp.isfinite(leaf).reshape(len(weights), -1).all(1) for leaf in leaves]).all(0)
+    heard = (present & finite).any()
     zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), messages)
-    kept = where_each(finite, messages, zeros)
-    return aggregate(kept, jnp.where(finite, weights, 0)), ~finite & (weights > 0)
+    made = aggregate(where_each(finite, messages, zeros), jnp.where(finite, weights, 0))
+    made = jax.tree.map(lambda leaf: jnp.where(heard | ~present.any(), leaf, jnp.nan), made)
+    return made, ~finite & present & heard
