@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import flops, memory
+from jaxfl.core import memory
 from jaxfl.machine.memory_maps import crowded
 
 compilers = ThreadPoolExecutor(thread_name_prefix="compiler")
@@ -39,7 +39,6 @@ class Program:
         self._jitted = jax.jit(function, donate_argnums=donate)
         self._begun: dict[Any, Future] = {}
         self._compiled = {}
-        self._operations: dict[Any, int] = {}
         self._last_use = next(_uses)
         self.compilations = 0
         self.seconds = 0.0
@@ -59,9 +58,7 @@ class Program:
 
     def compile(self, *args):
         """Return the executable for arguments of these shapes."""
-        return self._executable(_signature(args), args)
-
-    def _executable(self, signature: Any, args: tuple):
+        signature = _signature(args)
         self._last_use = next(_uses)
         if compiled := self._compiled.get(signature):
             return compiled
@@ -94,30 +91,11 @@ class Program:
         """Run it."""
         return self.compile(*args)(*args)
 
-    def counted(self, *args):
-        """Run it, and add its operations to `jaxfl.core.flops`."""
-        signature = _signature(args)
-        outputs = self._executable(signature, args)(*args)
-        operations = self._operations.get(signature)
-        if operations is None:
-            with tracing:
-                operations = flops.of_traced(self._jitted.trace(*args).jaxpr.jaxpr)
-            self._operations[signature] = operations
-        flops.add(operations)
-        return outputs
-
 
 def _signature(args: tuple) -> Any:
     """Return a key that is equal for two calls of the same executable."""
     leaves, structure = jax.tree.flatten(args)
-    return structure, tuple(map(_form, leaves))
-
-
-def _form(leaf: Any) -> tuple:
-    """Return shape and dtype; from JAX arrays' attributes, because a program of parts needs them often."""
-    if isinstance(leaf, jax.Array):
-        return leaf.shape, leaf.dtype
-    return jnp.shape(leaf), jnp.result_type(leaf)
+    return structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
 
 def _let_go() -> None:
@@ -125,6 +103,5 @@ def _let_go() -> None:
     held = sorted((program for program in _programs if program._compiled), key=lambda one: one._last_use)
     for program in held[: len(held) // 2]:
         program._compiled.clear()
-        program._operations.clear()  # its keys, signatures, may hold traced values
-        program._jitted.clear_cache()  # which holds them as well
+        program._jitted.clear_cache()
     gc.collect()

@@ -30,10 +30,7 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
     return per_group(_counts, cohort.groups, messages)
 
 
-@one_or_all("messages")
-def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
-    """The scalars of one message for each client that receives it, as `sent_up` counts them."""
-    return per_group(_counts, cohort.groups, messages)
+sent_down = sent_up  # for each client that receives it
 
 
 def _counts(slots: Slots, message) -> jax.Array:

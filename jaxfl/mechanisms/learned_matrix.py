@@ -37,18 +37,9 @@ class LearnedMatrix(Training):
     """How a row is normalised after its step: projected on the simplex, softmax(5 row), or clipped at 0."""
 
 
-def initial(groups, participants) -> jax.Array:
-    """Return equal weights among the clients of each group of ids, 0 between groups: (N, N).
-
-    Args:
-      groups: arrays of ids that together are 0..N-1.
-      participants: per group () float, the number of clients that are not newcomers; their weights sum to 1.
-    """
-    clients = sum(len(i) for i in groups)
-    matrix = jnp.zeros((clients, clients))
-    for i, number in zip(groups, participants, strict=True):
-        matrix = put_pairs(matrix, i, i, jnp.full((len(i), len(i)), 1 / jnp.maximum(number, 1.0)))
-    return matrix
+def initial(clients: int, participants) -> jax.Array:
+    """Return equal weights (N, N) for N clients; those of the participants, not newcomers, sum to 1."""
+    return jnp.full((clients, clients), 1 / jnp.maximum(participants, 1.0))
 
 
 def teachers(matrix, i):

@@ -126,7 +126,7 @@ class Conv(nn.Module):
     """Convolution [+ norm], from maps of any number of channels to maps of `features`."""
 
     features: int
-    kernel: int
+    kernel: int | tuple[int, int]  # height and width, if they differ
     stride: int = 1
     padding: int = 0
     norm: bool = False
@@ -136,7 +136,8 @@ class Conv(nn.Module):
     def __call__(self, x, *, train, mask):
         """Return the convolution of the maps, normalised if `norm`."""
         dtype = jnp.result_type(float)
-        shape = (self.kernel, self.kernel, x.shape[axis("C")], self.features)
+        size = self.kernel if isinstance(self.kernel, tuple) else (self.kernel, self.kernel)
+        shape = (*size, x.shape[axis("C")], self.features)
         start = uniform(math.prod(shape[:3]))
         x = conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
         if self.bias:

@@ -187,7 +187,7 @@ def test_rows_of_the_matrix_stay_distributions_and_absent_clients_as_they_are(rn
             matrix, i, sizes, distance_gradient, hyper, 0.2
         )
     )
-    matrix = np.asarray(learned_matrix.initial([np.arange(5, dtype=np.int32)], [5.0]))
+    matrix = np.asarray(learned_matrix.initial(5, 5.0))
     assert np.all(matrix == np.float32(0.2))
     for _ in range(20):
         i = rng.permutation(5)[:4].astype(np.int32)
@@ -200,12 +200,6 @@ def test_rows_of_the_matrix_stay_distributions_and_absent_clients_as_they_are(rn
         assert new.min() >= 0
         matrix = new
     assert np.ptp(matrix) > 0.2
-
-
-def test_the_first_matrix_has_equal_weights_within_groups():
-    matrix = learned_matrix.initial([np.array([0, 3], np.int32), np.array([1, 2, 4], np.int32)], [2.0, 3.0])
-    group = np.array([0, 1, 1, 0, 1])
-    np.testing.assert_allclose(matrix, (group[:, None] == group) / np.array([2, 3, 3, 2, 3])[:, None])
 
 
 # ---- what FedCMD compares

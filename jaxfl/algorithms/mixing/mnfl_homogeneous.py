@@ -50,8 +50,7 @@ def build(config: MNFLHomogeneous) -> fl.Algorithm:
     """Mix, train, and learn the matrix."""
 
     def init(key, federation, hyper):
-        everyone = jnp.arange(len(federation.group.id), dtype=jnp.int32)
-        matrix = fl.learned_matrix.initial([everyone], federation.participants)
+        matrix = fl.learned_matrix.initial(len(federation.group.id), federation.participants[0])
         return State(hyper, fl.own_models.start(key, federation), matrix)
 
     def transferred(state, federation, cohort):

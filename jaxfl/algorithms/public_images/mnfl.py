@@ -43,8 +43,7 @@ def build(config: MNFL) -> fl.Algorithm:
     """Exchange predictions with weights from a matrix that the server learns."""
 
     def start(federation):
-        everyone = jnp.arange(federation.clients, dtype=jnp.int32)
-        return fl.learned_matrix.initial([everyone], [federation.participants.sum()])
+        return fl.learned_matrix.initial(federation.clients, federation.participants.sum())
 
     def weigh(matrix, i, s, hyper):
         return fl.learned_matrix.teachers(matrix, i)

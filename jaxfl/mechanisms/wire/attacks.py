@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxfl.config.options import options, within
 from jaxfl.data.generators import ATTACKERS, generator
@@ -38,7 +39,7 @@ class Noise:
 
     def __call__(self, key, change):
         """Return noise."""
-        return noise_like(key, change, self.std)
+        return jax.tree.map(lambda drawn: self.std * drawn, optax.tree.random_like(key, change))
 
 
 @options
@@ -119,14 +120,6 @@ ATTACKS = {
 def poisons(attack: Any) -> bool:
     """Return whether an attack changes what attackers train on, not what they send."""
     return hasattr(attack, "labels")
-
-
-def noise_like(key, change, std):
-    """Return normal noise in the form of a tree."""
-    leaves, structure = jax.tree.flatten(change)
-    keys = jax.random.split(key, len(leaves))
-    drawn = [std * jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
-    return structure.unflatten(drawn)
 
 
 def draw_attackers(newcomers: np.ndarray, share: float, seed: int) -> np.ndarray:

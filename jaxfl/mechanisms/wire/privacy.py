@@ -26,11 +26,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxfl.config.options import options, within
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.wire.aggregation import clipped
-from jaxfl.mechanisms.wire.attacks import noise_like
 
 
 @options
@@ -80,8 +80,8 @@ class Gaussian:
 
     def noisy(self, key, tree):
         """Return a tree with the noise of one sum or message."""
-        drawn = noise_like(key, tree, self.clip * self.noise)
-        return jax.tree.map(lambda leaf, noise: leaf + noise, tree, drawn)
+        std, drawn = self.clip * self.noise, optax.tree.random_like(key, tree)
+        return jax.tree.map(lambda leaf, noise: leaf + std * noise, tree, drawn)
 
     def clipped(self, change):
         """Return a change with at most the norm C."""

@@ -4,27 +4,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxfl.errors import JaxflError
-from jaxfl.models.blocks import CONVOLVED, DenseBlock, chain, leave_output, uniform
+from jaxfl.models.blocks import Conv, DenseBlock, chain
 from jaxfl.models.build import Shape, network, scaled
-from jaxfl.models.conv import along, axis, conv, pooled_along, to_images, to_maps
+from jaxfl.models.conv import axis, pooled_along, to_images, to_maps
 from jaxfl.models.model import Block, Model
-
-
-class SignalConv(nn.Module):
-    """Convolution along the steps of maps of a single row."""
-
-    features: int
-    kernel: int
-
-    @nn.compact
-    def __call__(self, x, *, train, mask):
-        """Return the convolution of the maps."""
-        dtype, channels = jnp.result_type(float), x.shape[axis("C")]
-        start = uniform(self.kernel * channels)
-        x = conv(x, self.param("kernel", start, (1, self.kernel, channels, self.features), dtype))
-        x = x + along("C", self.param("bias", start, (self.features,), dtype))
-        leave_output(self, CONVOLVED, x)
-        return x
 
 
 class SignalBlock(nn.Module):
@@ -36,7 +19,7 @@ class SignalBlock(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Map windows (B, 1, T, C) to (B, 1, T', features), T' = (T - kernel + 1) // 2."""
-        layer = SignalConv(self.features, self.kernel, name="conv")
+        layer = Conv(self.features, (1, self.kernel), name="conv")
         x = chain(self, to_maps(x), (layer, nn.relu), train=train, mask=mask)
         return to_images(pooled_along(axis("W"), jnp.maximum, x, 2, 2))
 
