@@ -26,6 +26,7 @@ from jaxfl.core.protocol import Algorithm, Info, Step
 from jaxfl.core.traffic import sent_down
 from jaxfl.core.training import OPTIMIZERS, Training, descend, task_loss
 from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import ensembles, own_models, public_images, wire
 from jaxfl.mechanisms.losses import absolute_error, distillation
 from jaxfl.mechanisms.mixing import ids, put_pairs, split
@@ -145,6 +146,12 @@ def exchanging(
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
+        if resend and federation.wire and federation.wire.privacy:
+            raise JaxflError(
+                "--privacy gaussian covers one message a round, but the method's clients send predictions "
+                "twice; choose an option that needs them once (mnfl,matrix_predictions=before), or leave it "
+                "out."
+            )
         rows = public_images.subset(key, federation, config.public_size)
         i, n = map(jnp.concatenate, (ids(federation, cohort), cohort_rows(federation, cohort)))
         share = n / jnp.maximum(federation.training_rows.sum(), 1)
@@ -193,8 +200,9 @@ def exchanging(
 
         return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
             loss,
-            up=wire.up(
-                federation, cohort, every([jax.ShapeDtypeStruct(s.shape[1:], s.dtype)] * (1 + resend))
+            up=jax.tree.map(
+                lambda units: units * (1 + resend),
+                wire.up(federation, cohort, every(jax.ShapeDtypeStruct(s.shape[1:], s.dtype))),
             ),
             down=sent_down(cohort, every(prediction + len(rows))),
             findings=findings(matrix, seen, federation),

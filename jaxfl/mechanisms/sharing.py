@@ -354,6 +354,8 @@ def sharing(
         made = wire.averaged(trains, key, federation, cohort, weights, common, own, **for_wire)
         (kept, shared, remembered, loss), (mean_shared, message) = made.outputs, made.mean
 
+        if made.left_out is not None:
+            present = jnp.where(made.left_out, 0, present)
         joining = tree.take(federation.group.newcomer, cohort.slots).astype(n.dtype)
         clients = federation.participants[0] + (joining * present).sum()
         part = present.sum() / clients if made.part is None else made.part

@@ -13,16 +13,17 @@ from conftest import SIZES, assert_same, cohort, differ, long, tiny_cnn, tiny_mo
 from dp_accounting import rdp
 from methods.cases import CASES, keeps_apart
 from methods.cases.dfedavg import neighbours
-from methods.rounds import ALWAYS, EVERYONE, alike, equal, federated, initial, mlp, run
+from methods.rounds import ALWAYS, EVERYONE, alike, equal, federated, initial, mlp, program, run
 
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
 from jaxfl.core.cohorts import draw_poisson
-from jaxfl.core.examples import own_rows
+from jaxfl.core.examples import as_it_plays, own_rows
 from jaxfl.core.job import traced
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose
+from jaxfl.mechanisms.wire import messages
 from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
 from jaxfl.mechanisms.wire.aggregation import (
     GeometricMedian,
@@ -35,7 +36,7 @@ from jaxfl.mechanisms.wire.aggregation import (
 from jaxfl.mechanisms.wire.attacks import Noise, Scale, SignFlip, draw_attackers
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS, LowRank, Quantize, Sign, TopK
 from jaxfl.mechanisms.wire.privacy import Gaussian, Rows
-from jaxfl.mechanisms.wire.setup import Own, Wire, wire_of
+from jaxfl.mechanisms.wire.setup import Own, Wire, _second, wire_of
 from jaxfl.registry import METHODS
 from jaxfl.runs.engine_job import _require_on_the_wire
 
@@ -206,6 +207,17 @@ def test_a_server_computes_what_numpy_does(name, weights):
             np.testing.assert_allclose(
                 found, reference(rows_of(MESSAGES), weights, mistake=True), rtol=1e-3, atol=1e-3
             )
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+def test_a_loud_lie_does_not_hide_the_distances_of_others_from_krum(size):
+    loud = jax.tree.map(np.copy, MESSAGES)
+    for leaf in loud.values():
+        leaf[[0, 3]] *= size
+    found = flat(jax.jit(traced(Krum(m=2)).__call__)(loud, WEIGHTS))
+    exact = rows_of(loud).astype(float)
+    np.testing.assert_allclose(found, krum(exact, WEIGHTS), rtol=1e-5)
+    assert np.abs(found).max() < 10
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -473,6 +485,44 @@ def test_the_noise_of_an_adaptive_clip_norm_has_the_epsilon_of_z():
     assert abs(b.mean() - 0.6) < 5 * 1.5 / m / math.sqrt(4000)
     assert abs(b.std() * m / 1.5 - 1) < 5 / math.sqrt(2 * 4000)
     assert differ(quiet.clip, noisy.clip)
+    of_count = math.log(quiet.clip[0] / noisy.clip[0]) / 0.2 * m / 1.5
+    assert np.abs(drawn - of_count).min() > 1e-4  # else who sees both could take the noise away
+
+
+def test_a_private_round_of_newcomers_is_divided_by_their_number():
+    """With neither a bound nor noise the round is that of a plain mean."""
+    joined = dataclasses.replace(cohort(alike(), (1, 2, 4)), among_all=True)
+    step = program("fedavg", jax.tree.structure(METHODS["fedavg"].config(**UNIFORM)))
+    without = {"privacy": "gaussian,noise=0,clip=3e38"}
+    private, plain = (
+        step(KEY, initial("fedavg", federation, **UNIFORM), federation, joined)[0]
+        for federation in (on(alike(), **without), alike())
+    )
+    np.testing.assert_allclose(flat(private.shared[0]), flat(plain.shared[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_for_who_is_left_out_the_round_has_not_happened():
+    """Control variates, too, move by the share of clients that were heard."""
+    federation = on(alike(), aggregate="trimmed-mean,share=0")
+    lost = jnp.array([True, False, True, False, False])
+
+    def diverged(key, change):
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), change)
+
+    wire = dataclasses.replace(federation.wire, attackers=lost, attack=Own(diverged, (), _second))
+    spoilt = dataclasses.replace(federation, wire=wire)
+    left_out = run("scaffold", spoilt, (EVERYONE,))[0][0]
+    absent = run("scaffold", federation, ((1, 3, 4),))[0][0]
+    assert_same(left_out, absent, 1e-5)
+
+
+def test_traffic_to_many_neighbours_passes_no_int32():
+    federation = on(alike(), compress="top-k,share=0.5")
+    form, receivers = jax.ShapeDtypeStruct((25_000_000,), np.float32), np.array([99, 120], np.int32)
+    each = int(messages.units(federation, form))
+    counts = jax.jit(lambda: messages.up_to(federation, receivers, form))()
+    total = sum(int(size) * np.asarray(number, np.int64) for size, number in counts.items())
+    assert total.tolist() == [99 * each, 120 * each] and 99 * each > 2**31
 
 
 def test_a_private_server_adds_noise_even_if_nobody_answers():
@@ -503,10 +553,12 @@ def test_only_attackers_train_on_changed_rows(choice, changes):
     attackers, rows = np.asarray(federation.wire.attackers), np.arange(64) % min(SIZES)
     for i in range(len(SIZES)):
         client = jax.tree.map(lambda leaf: leaf[i], federation.groups[0])  # noqa: B023
-        taken, honest = (
-            own_rows(dataclasses.replace(client, federation=each), Training()).take(rows, rows >= 0, KEY)
-            for each in (federation, alike())
+        lying, truthful = (
+            as_it_plays(dataclasses.replace(client, federation=each)) for each in (federation, alike())
         )
+        taken, honest = (own_rows(of, Training()).take(rows, rows >= 0, KEY) for of in (lying, truthful))
+        flips = attackers[i] and not changes
+        assert_same(lying.class_counts, truthful.class_counts[:: -1 if flips else 1])
         if not attackers[i]:
             assert_same(taken, honest)
         elif not changes:

@@ -94,13 +94,12 @@ def build(config: HeteroFL) -> fl.Algorithm:
         found = rates(federation.models)
         return found if config.scaler else jax.tree.map(lambda r: 1.0, found)
 
-    def classes(federation, cohort):
-        """Return the classes that clients have, (k_g, C) bool per group."""
-        clients = fl.per_group(fl.tree.take, federation.groups, cohort.groups)
-        return tuple(client.class_counts > 0 for client in clients)
+    def classes(key, federation, cohort):
+        """Return the classes that clients say they have, (k_g, C) bool per group."""
+        return fl.map_clients(lambda key, client, *_: client.class_counts > 0, key, federation, cohort)
 
-    def predictors(shared, kept, federation, cohort):
-        known = classes(federation, cohort) if config.masked else (None,) * len(kept)
+    def predictors(key, shared, kept, federation, cohort):
+        known = classes(key, federation, cohort) if config.masked else (None,) * len(kept)
         return fl.per_group(lambda w, *own: fl.Predictor(w, own, predict), shared, kept, known)
 
     def receive(key, state, federation, cohort):
@@ -123,7 +122,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
             shared = fl.per_group(of_all, federation.groups, shared)
         elif config.static_bn:
             kept = fl.map_clients(of_client, key, federation, cohort, shared, kept)
-        return predictors(shared, kept, federation, cohort)
+        return predictors(key, shared, kept, federation, cohort)
 
     def step(key, state, federation, cohort):
         hyper, models = state.hyper, federation.models
@@ -161,7 +160,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
             return fl.Weights(of_blocks | dict.fromkeys(model.head.names, of_classes), present)
 
         holders = fl.per_group(
-            weights, models, fl.cohort_rows(federation, cohort), classes(federation, cohort)
+            weights, models, fl.cohort_rows(federation, cohort), classes(key, federation, cohort)
         )
         shared = fl.shared_entries.mean(sent, holders, fl.shared_entries.slices(models), state.shared)
         traffic = fl.per_group(fl.tree.one, sent)
@@ -169,7 +168,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
             loss,
             fl.wire.up(federation, cohort, traffic),
             fl.sent_down(cohort, traffic),
-            trained=predictors((None,) * len(models), used, federation, cohort),
+            trained=predictors(key, (None,) * len(models), used, federation, cohort),
         )
 
     return fl.Algorithm(init, receive, step, receive, wire=("messages",))

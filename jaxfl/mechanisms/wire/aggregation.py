@@ -19,7 +19,6 @@ from jaxfl.core import tree
 from jaxfl.core.tree import where_each
 from jaxfl.data.partition import rounded_down
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.mixing import squared_distances
 
 
 def ranks(leaf, present):
@@ -46,6 +45,18 @@ def mean_of_kept(leaf, kept, share):
         return total + share * jnp.where(keep, value, 0), None
 
     return jax.lax.scan(add, jnp.zeros_like(leaf[0]), (leaf, kept))[0]
+
+
+def distances(messages):
+    """Return the squared distances of all pairs of messages, (k, k).
+
+    Pair by pair: by inner products, those of honest messages would be lost in the rounding of a loud lie.
+    """
+
+    def of_pair(one, other):
+        return optax.tree.norm(optax.tree.sub(one, other), squared=True)
+
+    return jax.lax.map(lambda one: jax.vmap(of_pair, (None, 0))(one, messages), messages)
 
 
 @options
@@ -122,7 +133,7 @@ class Krum:
         n, k = present.sum(dtype=jnp.int32), len(weights)
         f = jnp.maximum((n - 3) // 2, 0) if self.attackers is None else self.attackers
         pairs = present[:, None] & present[None] & ~jnp.eye(k, dtype=bool)
-        apart = jnp.sort(jnp.where(pairs, squared_distances(messages, messages), jnp.inf), axis=1)
+        apart = jnp.sort(jnp.where(pairs, distances(messages), jnp.inf), axis=1)
         nearest = jnp.arange(k, dtype=jnp.int32)[None] < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))
         score = jnp.where(nearest, jnp.where(pairs.any(1)[:, None], apart, 0), 0).sum(1)
         rank = jnp.argsort(jnp.argsort(jnp.where(present, score, jnp.inf), stable=True))

@@ -2,7 +2,8 @@
 
 An entry of `ATTACKS` is a class of options. An instance that lies is a function ``(key, change) -> change``:
 what an attacker sends in place of its change; your own may be a function ``(key, change, *, option=...)``.
-One that poisons has ``images(key, client, images)``, of raw images, and ``labels(key, client, y)``.
+One that poisons changes data: ``relabelled(relabel, classes)`` the client's number of each class, or
+``images(key, client, images)``, raw, and ``labels(key, client, y)`` a mini-batch.
 """
 
 from typing import Any
@@ -58,13 +59,9 @@ class Scale:
 class LabelFlip:
     """Train on label C - 1 - y in place of y, of C classes (Fang et al. 2020)."""
 
-    def images(self, key, client, images):
-        """Return the images as they are."""
-        return images
-
-    def labels(self, key, client, y):
-        """Return the outputs in reverse order."""
-        return client.model.classes - 1 - y
+    def relabelled(self, relabel, classes: int):
+        """Return the numbers in reverse order; those of classes that a client lacks, -1, stay."""
+        return jnp.where(relabel < 0, relabel, classes - 1 - relabel)
 
 
 @options
@@ -119,7 +116,7 @@ ATTACKS = {
 
 def poisons(attack: Any) -> bool:
     """Return whether an attack changes what attackers train on, not what they send."""
-    return hasattr(attack, "labels")
+    return attack is not None and not callable(attack)
 
 
 def draw_attackers(newcomers: np.ndarray, share: float, seed: int) -> np.ndarray:

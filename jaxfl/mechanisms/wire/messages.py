@@ -14,6 +14,7 @@ from jaxfl.core.streams import WIRE
 from jaxfl.core.traffic import sent_up
 from jaxfl.data.federation import Client, Federation
 from jaxfl.errors import JaxflError
+from jaxfl.mechanisms.wire.aggregation import clipped
 
 
 def require_no_noise(federation: Federation, what: str) -> None:
@@ -27,6 +28,9 @@ def require_no_noise(federation: Federation, what: str) -> None:
             f"--privacy gaussian covers messages, but with {what} a client also tells which classes it has; "
             "leave it out."
         )
+
+
+MANY = 2**16  # units of a message that are counted together
 
 
 def away(message: Any, known: Any) -> Any:
@@ -66,7 +70,7 @@ def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple
     if wire.privacy and wire.privacy.where == "client":
         arrives = wire.privacy.noisy(keys[0], wire.privacy.clipped(arrives))
     if wire.lies:
-        arrives = tree.where(wire.is_attacker(client), wire.attack(keys[1], arrives), arrives)
+        arrives = tree.where(wire.is_attacker(client), wire.attack(keys[1], change), arrives)
     if wire.compress:
         given = arrives if owed is None else jax.tree.map(jnp.add, arrives, owed)
         arrives = wire.compress(keys[2], given)
@@ -74,7 +78,7 @@ def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple
     if wire.bound is not None:
         if wire.adapts:
             within = (optax.tree.norm(arrives) <= wire.bound).astype(float) - 0.5
-        arrives = wire.bounded(arrives)
+        arrives = clipped(arrives, wire.bound)
     return _put_back(message, known, change, arrives), owed, within
 
 
@@ -132,7 +136,9 @@ def up(federation: Federation, cohort: Cohort, messages: Any) -> Any:
 def up_to(federation: Federation, receivers: jax.Array, message: Any) -> dict:
     """Count what clients of one architecture send up to so many receivers each (k,), as `Info.up`."""
     size = units(federation, message)
-    return {size: receivers} if isinstance(size, int) else {1: receivers * size}
+    if isinstance(size, int):
+        return {size: receivers}
+    return {1: receivers * (size % MANY), MANY: receivers * (size // MANY)}  # the product may pass an int32
 
 
 def nothing_owed(federation: Federation, message: Any) -> Any:
@@ -214,6 +220,7 @@ def averaged(
       clip: the clip norm (), if it adapts; else None.
     """
     wire = federation.wire
+    present = (weights > 0).astype(weights.dtype)
     if wire is None:
         outputs, mean = map_and_sum(f, key, federation, cohort, tree.shares(weights), shared, own)
         return Aggregated(outputs, mean, cohort)
@@ -228,7 +235,7 @@ def averaged(
 
     if wire.aggregate is not None:
         (outputs, owed), messages = map_clients(over_the_wire, key, federation, cohort, shared, (own, owed))
-        mean, left_out = wire.trusted(messages, weights, known)
+        mean, left_out = wire.trusted(messages, present if wire.privacy else weights, known)
         slots = cohort.slots
         index = jnp.where(left_out, len(federation.group.id), slots.index)
         heard = dataclasses.replace(cohort, groups=(Slots(index, slots.mask & ~left_out),))
@@ -239,7 +246,6 @@ def averaged(
             over_the_wire, key, federation, cohort, shares, shared, (own, owed)
         )
         return Aggregated(outputs, mean, cohort, owed)
-    present = (weights > 0).astype(weights.dtype)
     return _private(over_the_wire, key, federation, cohort, present, shared, (own, owed), known)
 
 
@@ -249,7 +255,9 @@ def _private(f, key, federation, cohort, present, shared, own, known) -> Aggrega
     if privacy.where == "client":
         (outputs, owed), mean = map_and_sum(f, key, federation, cohort, tree.shares(present), shared, own)
         return Aggregated(outputs, mean, cohort, owed)
-    clients = federation.wire.expected[number]  # whoever answers: their number is nobody's secret to tell
+    # Whoever answers: their number is nobody's secret to tell. Newcomers join all at once.
+    joining = cohort.among_all
+    clients = jnp.maximum(present.sum(), 1) if joining else federation.wire.expected[number]
     (outputs, owed), mean = map_and_sum(f, key, federation, cohort, present / clients, shared, own)
     mean, within = mean if federation.wire.adapts else (mean, None)
     rest = (clients - present.sum()) / clients  # of the weights; what it weighs is what the server knows
@@ -262,6 +270,7 @@ def _private(f, key, federation, cohort, present, shared, own, known) -> Aggrega
     noise_key = jax.random.fold_in(key, WIRE - 1 - number)
     drawn = privacy.noisy(noise_key, jax.tree.map(jnp.zeros_like, mean))
     mean = jax.tree.map(lambda leaf, noise: leaf + noise / clients, mean, drawn)
-    part = clients / federation.participants[0]
-    clip = None if within is None else privacy.next_clip(jax.random.fold_in(noise_key, 0), within, clients)
+    part = None if joining else clients / federation.participants[0]
+    count_key = jax.random.fold_in(noise_key, WIRE)  # beside those of the sum's leaves
+    clip = None if within is None else privacy.next_clip(count_key, within, clients)
     return Aggregated(outputs, mean, cohort, owed, part=part, always=True, clip=clip)

@@ -17,7 +17,7 @@ from jaxfl.data.federation import Client, Federation
 from jaxfl.data.partition import rounded_down
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
-from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, clipped, of_finite
+from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, of_finite
 from jaxfl.mechanisms.wire.attacks import ATTACKS, Attackers, Backdoor, draw_attackers, poisons
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS, Feedback
 from jaxfl.mechanisms.wire.messages import away, onto
@@ -69,7 +69,7 @@ class Own:
 
 
 class Poison(NamedTuple):
-    """An attack on data, which changes only attackers' rows."""
+    """An attack on mini-batches, which changes only attackers' rows."""
 
     wire: "Wire"
 
@@ -129,8 +129,20 @@ class Wire:
 
     @property
     def poison(self) -> "Poison | None":
-        """What attackers do to their training rows; None if nothing."""
-        return Poison(self) if self.attack is not None and poisons(self.attack) else None
+        """What attackers do to mini-batches of their training rows; None if nothing."""
+        return Poison(self) if hasattr(self.attack, "images") else None
+
+    def held(self, clients: Client) -> Client:
+        """Return clients, one or several, with the labels that attackers give to all their rows."""
+        if not hasattr(self.attack, "relabelled"):
+            return clients
+        lies = self.attackers.at[clients.id].get(mode="fill", fill_value=False)[..., None]
+        flipped = self.attack.relabelled(clients.relabel, clients.model.classes)
+        return dataclasses.replace(
+            clients,
+            relabel=jnp.where(lies, flipped, clients.relabel),
+            class_counts=jnp.where(lies, clients.class_counts[..., ::-1], clients.class_counts),
+        )
 
     @property
     def has_backdoor(self) -> bool:
@@ -162,10 +174,6 @@ class Wire:
     def is_attacker(self, client: Client) -> jax.Array:
         """Return whether a client is an attacker, () bool."""
         return self.attackers.at[client.id].get(mode="fill", fill_value=False)
-
-    def bounded(self, change):
-        """Return a change as the server scales it down."""
-        return clipped(change, self.bound)
 
     def trusted(self, messages, weights, known):
         """Return what the server makes of messages (k, ...), and which it leaves out (k,).
@@ -311,7 +319,7 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
     privacy, rows, server = chosen.privacy, chosen.rows, chosen.server
     if all(each is None for each in (attack, chosen.compress, privacy, rows, server)):
         return None
-    if attack is not None and poisons(attack):
+    if poisons(attack):
         _require_fitting(setup.wire.attack, attack, federation)
     if images is not None and isinstance(attack, Backdoor) and "brightest" not in setup.wire.attack:
         attack = dataclasses.replace(attack, brightest=float(images.max()))
