@@ -190,6 +190,17 @@ def test_r2_of_targets_that_do_not_differ_is_that_of_scikit_learn(error, expecte
     assert of_regression.r2(sums) == r2_score(truth, said) == expected
 
 
+@pytest.mark.parametrize("value", [3.7, 0.1, 5.00001])
+def test_targets_that_do_not_differ_have_no_spread_beside_rounding(value):
+    """Standardised as on a run; the mean of equal floats is rarely that float."""
+    labels = np.full((1, 7, 1), (value - 2.1) / 0.3, np.float32)
+    real, std = np.arange(9)[None] < 7, np.float32([0.3])
+    padded = np.concatenate([labels, np.ones((1, 2, 1), np.float32)], 1)
+    sums = jax.jit(of_regression._sum_errors)(padded, None, std, padded + np.float32(0.1), real)
+    assert sums.spread == 0 and of_regression.r2(jax.device_get(sums)) == 0
+    assert of_regression._explained(padded[0] + np.float32(0.1), padded[0], np.int32(7)) == 0
+
+
 @pytest.mark.parametrize(
     ("task", "labels", "sentence"),
     [

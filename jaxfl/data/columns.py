@@ -61,5 +61,5 @@ def tokens_of(
     if empty := sum(not row for row in rows):
         raise JaxflError(f"{place}: {empty} of {len(rows)} rows have an empty text; leave them out.")
     words = words or vocabulary(row for row, trains in zip(rows, train, strict=True) if trains)
-    known = {"words": words, "tokenizer": tokenizer}
+    known = {"words": words, "tokenizer": tokenizer, "pieces": tokens}
     return encoded(rows, words, require_length(place, length)), known

@@ -104,9 +104,9 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
         examples = examples.astype(np.float32) if examples.dtype.kind in "biu" else examples
     vocabulary = 0
     if kind == "tokens":
-        vocabulary = int(examples.max(initial=0)) + 1 if examples.dtype.kind in "iu" else 1
         if "lengths" in arrays:
             examples = _ended(path, examples, arrays.pop("lengths"))
+        vocabulary = int(examples.max(initial=0)) + 1 if examples.dtype.kind in "iu" else 1
     elif "lengths" in arrays:
         raise JaxflError(
             f"{path}: lengths are for tokens; give all {kind} one length, or cut them into more."
@@ -129,7 +129,9 @@ def _ended(path: Path, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
             "tokens a whole number."
         )
     if not (empty := lengths < 1).any() and lengths.max() <= longest:
-        return np.where(np.arange(longest) < lengths[:, None], tokens, -1)
+        real = np.arange(longest) < lengths[:, None]
+        whole = tokens.astype(int) if tokens.dtype.kind == "u" else tokens  # which has a -1
+        return np.where(real, whole, -1)
     raise JaxflError(
         f"{path}: lengths run from {lengths.min()} to {lengths.max()}, but a row has 1 to {longest} tokens; "
         + (f"leave out the {empty.sum()} empty texts." if empty.any() else "correct them.")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfl.data.vocabulary import cut_by, encoded, kind_of_pieces
+from jaxfl.data.vocabulary import cut_by, encoded
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.tasks import CLASSES, Task, meant, require_classes, strata, task_for
 
@@ -36,6 +36,7 @@ class Source(NamedTuple):
       vocabulary: number of different tokens, 0, 1, 2, ...; 0 if the rows are no tokens.
       words: what each token stands for, if they are those of a text.
       tokenizer: content of the file of the tokenizer that cut this text, "" without one.
+      pieces: without one, what words are: a name in `jaxfl.data.vocabulary.PIECES`.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Source(NamedTuple):
     vocabulary: int = 0
     words: tuple[str, ...] = ()
     tokenizer: str = ""
+    pieces: str = "words"
 
     @property
     def task(self) -> Task:
@@ -64,7 +66,7 @@ class Source(NamedTuple):
         """
         if not self.words:
             raise JaxflError(f"{self.name} is no text, so it has no words to encode others by.")
-        cut, _ = cut_by(kind_of_pieces(self.words), self.tokenizer)
+        cut, _ = cut_by(self.pieces, self.tokenizer)
         return encoded([*map(cut, texts)], self.words, self.images.shape[1])
 
 
@@ -170,6 +172,7 @@ def from_arrays(
     vocabulary: int = 0,
     words: Sequence[str] = (),
     tokenizer: str = "",
+    pieces: str = "words",
     task: str = "auto",
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
@@ -191,6 +194,7 @@ def from_arrays(
       vocabulary: number of different tokens, if the rows are tokens.
       words: what each token stands for, in place of their number; names the classes of a next token.
       tokenizer: content of the file of the tokenizer that cut the text, if there is one.
+      pieces: without one, what words are, see `Source`.
       task: a name in `TASKS`; "auto" says it by the labels' type, see `jaxfl.tasks.meant`.
 
     Raises:
@@ -227,13 +231,19 @@ def from_arrays(
         raise JaxflError(f"{name}: columns of a Source must be a dict of arrays by name, not {columns!r}.")
     if numbers is None:
         numbers = np.arange(len(labels))
+    elif len(numbers) != len(labels):
+        raise JaxflError(
+            f"{name}: numbers of a Source, where its rows came from, are {len(numbers)}, but it has "
+            f"{len(labels)} rows; cut them like labels, or write numbers=None."
+        )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}
     came_from = np.asarray(numbers)[order]
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
     arrays = images[order], labels[order], train[order]
-    return Source(name, *arrays, classes, columns, moved, divided, class_names, vocabulary, words, tokenizer)
+    of_text = vocabulary, words, tokenizer, pieces
+    return Source(name, *arrays, classes, columns, moved, divided, class_names, *of_text)
 
 
 def _array(name: str, what: str, values) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Reading tables: CSV or Parquet files with named columns, one of which is what is to be predicted."""
 
 import collections
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +37,8 @@ def read_source(
     """Read a table as vectors, or columns of text as tokens.
 
     Numbers are features as they are; a column of words becomes a 0 or 1 for each word that it has in training
-    rows. A column ``split`` with only the words train and test says which rows are for testing. The
-    vocabulary has the 10,000 most frequent tokens of training rows.
+    rows. A column ``split`` says which rows are for testing: the words train and test, or True for a training
+    row. The vocabulary has the 10,000 most frequent tokens of training rows.
 
     Args:
       place: path of the file.
@@ -45,7 +46,8 @@ def read_source(
       target: column that is to be predicted, or several, A+B; without one it is the next token of a text.
       client: column that says whose a row is, and is no feature.
       without: columns to leave out, A+B.
-      missing: what happens to rows with an empty field: they are refused, or dropped.
+      missing: what happens to rows with an empty field, or NA, nan, null or None in it: they are refused, or
+        dropped.
       columns: names of the columns, A+B+C, of a file without a line of names.
       text: columns that are read as text, A+B, joined.
       tokens: what tokens of a text are: words and punctuation marks in lower case, or characters.
@@ -82,22 +84,24 @@ def read_source(
                 f"leave them out by {how.name},missing=drop, or the columns by without=."
             )
         frame = frame[~empty]
+    numbered = {"numbers": np.flatnonzero(~empty)}
     if not len(frame):
         raise JaxflError(f"{place} has no rows to learn from; give it some without empty fields.")
     values = {str(column): _plain(place, str(column), frame[column]) for column in frame.columns}
     texts = [values.pop(column) for column in text]
-    labels, numbered = labels_of({column: values.pop(column) for column in target}, how.task)
-    split = values.get("split", np.empty(0))
-    says = np.isin(split, ("train", "test"))
-    if divided := says.any():
+    labels, classes = labels_of({column: values.pop(column) for column in target}, how.task)
+    numbered |= classes
+    if divided := "split" in values:
+        split = values.pop("split")
+        says = np.full(len(split), split.dtype == bool) | np.isin(split, ("train", "test"))
         if not says.all():
             raise JaxflError(
-                f"{place}: the column split has {str(split[~says][0])!r} beside train and test; write one of "
-                "these in every row, or leave it out by without=split."
+                f"{place}: the column split has {str(split[~says][0])!r} in place of train or test; write "
+                "one of these in every row, rename it, or leave it out by without=split."
             )
-        train = values.pop("split") == "train"
+        train = split if split.dtype == bool else split == "train"
     else:
-        train = training_rows(place, labels, numbered["classes"], len(frame), how.task)
+        train = training_rows(place, labels, classes["classes"], len(frame), how.task)
     others = {column: each for column, each in values.items() if each.dtype.kind in "biuU"}
     if client:
         others["client"] = values[client]
@@ -110,9 +114,7 @@ def read_source(
             raise JaxflError(f"{place} has no column besides {' and '.join(named)}; give it features.")
         every = [_features(place, column, each, train) for column, each in of.items()]
         x = np.concatenate(every, 1).astype(np.float32)
-    return from_arrays(
-        how.name, x, labels, train, columns=others, divided=bool(divided), task=how.task, **numbered
-    )
+    return from_arrays(how.name, x, labels, train, columns=others, divided=divided, task=how.task, **numbered)
 
 
 def _frame(path: Path, names: Sequence[str]) -> Any:
@@ -121,10 +123,12 @@ def _frame(path: Path, names: Sequence[str]) -> Any:
     try:
         if path.suffix == ".parquet":
             return pandas.read_parquet(path)
-        frame = pandas.read_csv(path, header=None if names else "infer", index_col=False)
+        with warnings.catch_warnings():  # of rows with more fields than the first line has names
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            frame = pandas.read_csv(path, header=None if names else "infer", index_col=False)
     except FileNotFoundError:
         raise JaxflError(f"There is no file {path}.") from None
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, pandas.errors.ParserWarning) as error:
         first = str(error).partition("\n")[0].rstrip(".")
         raise JaxflError(f"{path} cannot be read as a table ({first}); correct it.") from None
     if not names:
@@ -146,7 +150,10 @@ def _plain(path: str, column: str, values: Any) -> np.ndarray:
 
     if (array := values.to_numpy()).dtype.kind in "biuf":
         return array
-    words, numbers = values.astype(str).to_numpy(str), np.asarray(pandas.to_numeric(values, errors="coerce"))
+    words = values.astype(str).to_numpy(str)
+    if path.endswith(".parquet") and pandas.api.types.infer_dtype(values) in ("string", "categorical"):
+        return words  # which may be digits: 01 is not 1
+    numbers = np.asarray(pandas.to_numeric(values, errors="coerce"))
     wrong = np.isnan(numbers)
     if not wrong.any():  # a row that was left out had a word
         return numbers

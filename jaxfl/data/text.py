@@ -48,9 +48,8 @@ def read_source(place: str, how: How, *, length: int = 80, tokenizer: Path | Non
     tokens, known = encoded(rows, words, length), {}
     if len(said) > 1:
         known["client"] = np.array(speakers)
-    return from_arrays(
-        how.name, tokens, None, np.array(train), 0, known, words=words, tokenizer=content, task=how.task
-    )
+    of_text = {"words": words, "tokenizer": content, "pieces": "characters"}
+    return from_arrays(how.name, tokens, None, np.array(train), 0, known, task=how.task, **of_text)
 
 
 def _by_speaker(text: str) -> dict[str, str]:

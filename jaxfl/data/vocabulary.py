@@ -34,11 +34,6 @@ def encoded(rows: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     return tokens
 
 
-def kind_of_pieces(words: Sequence[str]) -> str:
-    """Return which `PIECES` of a text a vocabulary has: characters, if all are single."""
-    return "characters" if max(map(len, words)) == 1 else "words"
-
-
 def content_of(tokenizer: Path | None) -> str:
     """Return the content of a tokenizer's file, "" without one.
 

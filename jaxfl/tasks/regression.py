@@ -18,7 +18,7 @@ class Sums(NamedTuple):
     Args:
       squared: of squared errors.
       absolute: of absolute errors.
-      spread: of squared distances of the targets from their mean on the client.
+      spread: of squared distances of the targets from their mean on the client; 0 if they do not differ.
       rows: (k,) int32, number of rows.
     """
 
@@ -31,20 +31,26 @@ class Sums(NamedTuple):
 def _sum_errors(labels, relabel, std, outputs, real) -> Sums:
     """Sum up errors of standardised targets, in the targets' units."""
     real, count = real[..., None], real.sum(1, dtype=jnp.int32)
-    away, middle = (
-        outputs - labels,
-        labels.sum(1, where=real) / jnp.maximum(count, 1)[:, None].astype(labels.dtype),
-    )
-    squared, spread = (jnp.square(apart).sum(1, where=real) for apart in (away, labels - middle[:, None]))
-    unit = std[None]
+    away, unit = outputs - labels, std[None]
+    squared = jnp.square(away).sum(1, where=real)
+    spread = jax.vmap(_spread)(labels, real)
     return Sums(unit**2 * squared, unit * jnp.abs(away).sum(1, where=real), unit**2 * spread, count)
+
+
+def _spread(y, real):
+    """Return the sum of squared distances of targets (m, k) from their mean, (k,), over the real rows (m, 1).
+
+    Exactly 0 if they do not differ: of a rounded mean they have distances.
+    """
+    least, most = (of(y, 0, where=real, initial=end) for of, end in ((jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
+    mean = y.sum(0, where=real, keepdims=True) / jnp.maximum(real.sum(), 1).astype(y.dtype)
+    return jnp.where(most > least, jnp.square(y - mean).sum(0, where=real), 0)
 
 
 def _explained(outputs, y, size):
     """Return R^2 of the first `size` rows, the mean over targets; 0 where the targets do not differ."""
     real = (jnp.arange(len(y), dtype=jnp.int32) < size)[:, None]
-    count = jnp.maximum(size, 1).astype(y.dtype)
-    spread = jnp.square(y - y.sum(0, where=real, keepdims=True) / count).sum(0, where=real)
+    spread = _spread(y, real)
     squared = jnp.square(outputs - y).sum(0, where=real)
     return jnp.where(spread > 0, 1 - squared / jnp.where(spread > 0, spread, 1), 0).mean()
 

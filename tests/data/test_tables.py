@@ -1,10 +1,13 @@
 """Tables with named columns: what is predicted, whose a row is, and what features columns become."""
 
 import numpy as np
+import pandas
 import pytest
 
 import jaxfl
 from jaxfl.data.readers import absolute, load
+from jaxfl.data.sources import numbers
+from jaxfl.data.tables import _plain
 from jaxfl.errors import JaxflError
 
 HEAD = "rooms,kind,region,price\n"
@@ -77,6 +80,21 @@ def test_a_split_is_kept_and_rows_with_empty_fields_are_left_out_on_demand(table
     source = load(f"{path},target=price,missing=drop")
     assert len(source.labels) == 39 and (~source.train).sum() == 10 and source.divided
     assert (source.labels[~source.train, 0].astype(int) % 4 == 0).all()
+    where = numbers(source)  # in the file, whose row 1 is left out
+    np.testing.assert_array_equal(source.labels[:, 0], where + 0.5)
+
+
+def test_a_split_may_be_true_for_training(table):
+    rows = [f"{row},{i % 4 > 0}" for i, row in enumerate(ROWS)]
+    source = load(f"{table(HEAD.replace('price', 'price,split') + chr(10).join(rows))},target=price")
+    assert source.divided and source.images.shape[-1] == 1 + 2 + 2
+    np.testing.assert_array_equal(source.train, source.labels[:, 0].astype(int) % 4 > 0)
+
+
+def test_words_of_digits_stay_words_in_parquet():
+    codes = pandas.Series(["1", "01"])
+    assert _plain("codes.parquet", "code", codes).tolist() == ["1", "01"]
+    assert _plain("codes.csv", "code", codes).tolist() == [1, 1]  # a row that was left out had a word
 
 
 @pytest.mark.parametrize(
@@ -103,7 +121,9 @@ def test_wrong_options_are_refused(table, options, sentence):
         ("", "cannot be read as a table"),
         ("a,b\n1,2\n1,2,3,4\n", "cannot be read as a table"),
         ("a,price\n", "has no rows to learn from"),
-        ("a,split,price\n1,train,0.5\n1,Test,0.5", "split has 'Test' beside train and test"),
+        ("a,split,price\n1,train,0.5\n1,Test,0.5", "split has 'Test' in place of train or test"),
+        ("a,split,price\n1,Train,0.5\n1,Test,0.5", "split has 'Train' in place of"),
+        ("a,price\n1,0.5,2\n2,1.5,3\n", "cannot be read as a table .*Length of header"),
         (
             "a,price\n" + "\n".join(f"{i if i else 'x'},{i}.5" for i in range(9)),
             "in 1 of 9 rows words, the first is 'x'",

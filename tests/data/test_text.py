@@ -75,6 +75,9 @@ def test_a_column_of_text_becomes_words_of_training_rows(written):
     assert of_characters.class_names == of_characters.words
     (again,) = of_characters.encoded(["won"])
     assert "".join(map(of_characters.words.__getitem__, again[:3])) == "won" and (again[3:] == -1).all()
+    of_letters = load(written("a,c g a\n" * 9, "dna.csv") + ",columns=class+title,text=title,target=class")
+    (again,) = of_letters.encoded(["c a"])  # words of a single letter are words
+    assert [*map(of_letters.words.__getitem__, again[:2])] == ["c", "a"]
 
 
 @pytest.fixture

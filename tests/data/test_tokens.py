@@ -48,6 +48,10 @@ def test_tokens_end_where_their_lengths_say(written):
     assert (source.vocabulary, source.images.dtype, source.images.shape) == (WORDS, np.int32, (ROWS, STEPS))
     for row, tokens, length in zip(source.images, given["tokens"], given["lengths"], strict=True):
         assert row.tolist() == [*tokens[:length], *[-1] * (STEPS - length)]
+    of_bytes = load(written(split=np.ones(ROWS, bool), tokens=given["tokens"].astype(np.uint8)))
+    np.testing.assert_array_equal(of_bytes.images, source.images)
+    padded = np.where(source.images < 0, 200, source.images)  # what is no token is not in the vocabulary
+    assert load(written(split=np.ones(ROWS, bool), tokens=padded)).vocabulary == WORDS
     whole = load(written(lengths=None, split=np.ones(ROWS, bool)))
     np.testing.assert_array_equal(whole.images, given["tokens"])
 
