@@ -29,7 +29,7 @@ from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import ensembles, own_models, public_images, wire
 from jaxfl.mechanisms.losses import absolute_error, distillation
-from jaxfl.mechanisms.mixing import ids, put_pairs, split
+from jaxfl.mechanisms.mixing import NOBODY, ids, put_pairs, split
 
 
 @options
@@ -154,6 +154,7 @@ def exchanging(
             )
         rows = public_images.subset(key, federation, config.public_size)
         i, n = map(jnp.concatenate, (ids(federation, cohort), cohort_rows(federation, cohort)))
+        i = jnp.where(n > 0, i, NOBODY)  # who joins without rows has learnt nothing to tell
         share = n / jnp.maximum(federation.training_rows.sum(), 1)
         rate = hyper.lr if hyper.distill_lr is None else hyper.distill_lr
         taught = OPTIMIZERS[config.optimizer](dataclasses.replace(hyper, lr=rate))

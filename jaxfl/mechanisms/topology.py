@@ -18,12 +18,12 @@ import numpy as np
 import optax
 
 from jaxfl.core import tree
-from jaxfl.core.client_map import per_group
+from jaxfl.core.client_map import clients_in, per_group
 from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import wire
-from jaxfl.mechanisms.mixing import ids, ids_of, pairs
+from jaxfl.mechanisms.mixing import NOBODY, ids, ids_of, pairs
 
 
 def require_links(federation: Federation) -> None:
@@ -62,7 +62,11 @@ def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any], key=Non
       The same with sum_m W_nm leaf_m in place of every leaf_n; and by group number (k_g,) int32, to how
       many neighbours each client sent its leaves.
     """
-    of_groups = per_group(ids_of, federation.groups, cohort.groups)
+    of_groups = per_group(
+        lambda group, slots: jnp.where(clients_in(group, slots).size > 0, ids_of(group, slots), NOBODY),
+        federation.groups,
+        cohort.groups,
+    )
     clients = jnp.concatenate([of_groups[g] for g in held])
     links = pairs(federation.links, clients, clients)
     ends = np.cumsum([len(of_groups[g]) for g in held])[:-1].tolist()

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from conftest import SIZES, assert_same, long, tiny_partition, tiny_source
+from conftest import SIZES, assert_same, cohort, long, tiny_cnn, tiny_partition, tiny_source
 
 from jaxfl.core.cohorts import in_parts
 from jaxfl.core.engine import newcomers_in_places
 from jaxfl.data.federate import federate, set_apart
 from jaxfl.data.normalisation import training_moments
 from jaxfl.registry import METHODS
-from methods.rounds import TRAINING, initial, mlp, one_round, run
+from methods.rounds import TRAINING, federated, initial, mlp, one_round, run
 
 NEWCOMER = len(SIZES) - 1
 OPTIONS = {
@@ -100,3 +100,28 @@ def test_with_local_schedule_all_a_newcomer_trains_only_when_it_joins():
         )
         moved = np.max(jax.tree.leaves(distances), axis=0) > 0
         assert np.flatnonzero(moved).tolist() == moves
+
+
+@pytest.mark.parametrize("name", ["fedmd", "dfedavg", *map(long, ("mnfl", "topk-pfd", "draftfed", "hermes"))])
+def test_who_joins_without_rows_teaches_nobody(name):
+    """It has no predictions, drafts or weights to tell: others deploy the same models without it."""
+    model, sizes = tiny_cnn("cnn") if name == "draftfed" else mlp(), (*SIZES[:2], 0)
+    options = TRAINING | ({"target_ratio": 1.0} if name == "hermes" else {})
+    federation = federated((model, len(sizes)), sizes=sizes, validates=True)
+    personal = jax.jit(METHODS[name].build(METHODS[name].config(**options)).personal)
+    deployed = []
+    for present in ((0, 1, 2), (0, 1)):
+        ((state, _),) = run(name, federation, [present], **options)
+        (predictor,) = personal(jax.random.key(0), state, federation, cohort(federation, (0, 1)))
+        deployed.append(jax.tree.map(lambda leaf: leaf[:2], predictor.stacked))
+    assert_same(*deployed, tolerance=1e-6)
+
+
+def test_who_has_no_rows_is_predicted_all_classes():
+    """HeteroFL masks those that a client is known to lack."""
+    federation = federated((mlp(), 3), sizes=(7, 4, 0))
+    state = initial("heterofl", federation)
+    receive = jax.jit(METHODS["heterofl"].build(METHODS["heterofl"].config()).receive)
+    (predictor,) = receive(jax.random.key(0), state, federation, cohort(federation, range(3)))
+    known = jax.tree.leaves(predictor.stacked)[-1]
+    assert known.shape == (3, 3) and known[2].all()

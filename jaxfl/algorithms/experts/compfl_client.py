@@ -146,7 +146,7 @@ def adapt(key, client: fl.Client, weights: fl.Weights, hyper, *, own=True, chose
     adapted, head_init = weights, hyper.head_init if own else "proto+ft"
     if head_init.startswith("proto"):
         made = fl.Weights(weights.params | {head: fl.class_means.prototype_head(anchors)}, weights.stats)
-        kept = hyper.head_init == "keep-chosen+ft" and chosen
+        kept = (client.size == 0) | (hyper.head_init == "keep-chosen+ft" and chosen)
         adapted = fl.tree.where(kept, weights, made)
     if head_init.endswith("ft"):
 

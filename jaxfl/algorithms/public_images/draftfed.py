@@ -102,7 +102,8 @@ def build(config: DraftFed) -> fl.Algorithm:
 
         own = fl.gather(state.weights, cohort)
         drafts = fl.map_clients(compute, key, federation, cohort, own=own)
-        targets = aggregate(drafts, federation.models, cohort)
+        present = fl.per_group(lambda n: n > 0, fl.cohort_rows(federation, cohort))
+        targets = aggregate(drafts, federation.models, present)
         trained, loss = zip(*fl.map_clients(learn, key, federation, cohort, targets, own), strict=True)
         return State(hyper, fl.scatter(state.weights, cohort, trained), state.order), fl.Info(
             loss,
@@ -138,12 +139,10 @@ def supplied(model: fl.Model, models: tuple[fl.Model, ...]) -> tuple[int, ...]:
     return tuple(sorted({*ends(model), *lasts}))
 
 
-def aggregate(drafts: fl.PerGroup, models: tuple[fl.Model, ...], cohort: fl.Cohort) -> fl.PerGroup:
-    """Return every group's targets: means over the clients of the cohort that have such a draft."""
-    counts = [slots.mask.sum() for slots in cohort.groups]
-    sums = fl.per_group(
-        lambda slots, of_group: fl.tree.weighted_sum(slots.mask, of_group), cohort.groups, drafts
-    )
+def aggregate(drafts: fl.PerGroup, models: tuple[fl.Model, ...], present: fl.PerGroup) -> fl.PerGroup:
+    """Return every group's targets: means over the clients present (k_g,) that have such a draft."""
+    counts = [of_group.sum() for of_group in present]
+    sums = fl.per_group(fl.tree.weighted_sum, present, drafts)
 
     def mean_over(groups, of_group):
         total = fl.tree.total(of_group(sums[g]) for g in groups)

@@ -41,7 +41,7 @@ def build(config: SimPFD) -> fl.Algorithm:
         cosine = cosines(s, present)
         if config.weights == "min-max":
             cosine = cosine - jnp.min(cosine, 1, keepdims=True, where=present[None], initial=1)
-        return fl.mixing.row_stochastic(jnp.where(present[None], cosine, 0), i, i)
+        return fl.mixing.row_stochastic(jnp.maximum(cosine, 0), i, i)  # of targets they may be negative
 
     return fl.exchanging(config, weigh=weigh)
 

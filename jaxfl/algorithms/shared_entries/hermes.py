@@ -70,11 +70,12 @@ class Hermes(fl.Training):
 
 
 class Own(NamedTuple):
-    """A client's model (0 where pruned), its mask, and the number of rounds when it last took part."""
+    """What a client keeps."""
 
-    weights: fl.Weights
+    weights: fl.Weights  # 0 where pruned
     held: Mask
-    since: jax.Array
+    since: jax.Array  # () int32, number of rounds when it last took part
+    initial: fl.Weights | None  # the weights that it rewinds to; None if it does not
 
 
 class Server(NamedTuple):
@@ -82,7 +83,6 @@ class Server(NamedTuple):
 
     mean: fl.Weights  # the last average of every entry
     since: fl.Weights  # int32, number of rounds when it was made; -1 for initial weights, which all have
-    initial: fl.Weights | None  # the weights that clients rewind to; None if they do not
 
 
 class State(NamedTuple):
@@ -117,7 +117,7 @@ def averaged(server: Server, sent: Mask, weights: fl.Weights, present, now) -> S
       server: the server before the round.
       sent: the masks of the cohort, (k, ...).
       weights: the cohort's models, (k, ...), 0 where they are pruned.
-      present: (k,) bool, False in empty places.
+      present: (k,) bool, False in empty places, and for who joins without rows.
       now: () int32, number of rounds including this one.
     """
     counted = jax.tree.map(lambda sent, w: sent.astype(w.dtype), sent, weights)
@@ -137,7 +137,7 @@ def build(config: Hermes) -> fl.Algorithm:
         def start(g, w, own):
             never = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, jnp.int32), w)
             mask, since = federation.of_each((pruning.whole(w), jnp.int32(0)), g)
-            return Server(w, never, w if config.rewind else None), Own(own, mask, since)
+            return Server(w, never), Own(own, mask, since, own if config.rewind else None)
 
         weights = fl.initial_weights(key, federation)
         groups = fl.per_group(start, range(len(weights)), weights, fl.each_client(key, weights, federation))
@@ -170,7 +170,7 @@ def build(config: Hermes) -> fl.Algorithm:
             held = pruning.pruned(model, own.held, w, part, config.granularity)
             if config.rewind:
                 has_pruned = pruning.scalars(held) < pruning.scalars(own.held)
-                w = fl.tree.where(has_pruned, server.initial, w)
+                w = fl.tree.where(has_pruned, own.initial, w)
             plain = fl.task_loss(model)
             trained = fl.descend(
                 lambda w, batch, key: plain(pruning.only(held, w), batch, key),
@@ -181,16 +181,17 @@ def build(config: Hermes) -> fl.Algorithm:
             )
             # Pruned entries stay 0, without gradient or decay; BatchNorm sees zeros there.
             traffic = message(model, held), message(model, own.held)
-            return Own(trained.weights, held, now), trained.loss, *traffic, kept_ratio(held)
+            own = Own(trained.weights, held, now, own.initial)
+            return own, trained.loss, *traffic, kept_ratio(held)
 
         own = fl.gather(state.own, cohort)
         outputs = fl.map_clients(client, key, federation, cohort, state.server, own)
         own, loss, up, down, kept = zip(*outputs, strict=True)
         server = fl.per_group(
-            lambda server, own, slots: averaged(server, sent(own.held), own.weights, slots.mask, now),
+            lambda server, own, n: averaged(server, sent(own.held), own.weights, n > 0, now),
             state.server,
             own,
-            cohort.groups,
+            fl.cohort_rows(federation, cohort),
         )
         return State(hyper, server, fl.scatter(state.own, cohort, own), now), fl.Info(
             loss,

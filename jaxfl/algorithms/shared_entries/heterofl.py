@@ -95,8 +95,10 @@ def build(config: HeteroFL) -> fl.Algorithm:
         return found if config.scaler else jax.tree.map(lambda r: 1.0, found)
 
     def classes(key, federation, cohort):
-        """Return the classes that clients say they have, (k_g, C) bool per group."""
-        return fl.map_clients(lambda key, client, *_: client.class_counts > 0, key, federation, cohort)
+        """Return the classes that clients say they have, (k_g, C) bool per group; of no rows all."""
+        return fl.map_clients(
+            lambda key, client, *_: (client.class_counts > 0) | (client.size == 0), key, federation, cohort
+        )
 
     def predictors(key, shared, kept, federation, cohort):
         known = classes(key, federation, cohort) if config.masked else (None,) * len(kept)

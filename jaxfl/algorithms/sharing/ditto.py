@@ -65,7 +65,8 @@ def build(config: Ditto) -> fl.Algorithm:
         own = fl.gather(state.personal, cohort)
         trained = fl.map_clients(client, key, federation, cohort, state.fedavg.shared, own)
         averaged, info = fedavg.step(key, state.fedavg, federation, cohort)
-        state = State(averaged, fl.scatter(state.personal, cohort, trained))
+        heard = fl.wire.without(federation, cohort, info.idle)
+        state = State(averaged, fl.scatter(state.personal, heard, trained))
         return state, info._replace(trained=fl.own_models.predictor(trained))
 
     def personal(key, state, federation, cohort):

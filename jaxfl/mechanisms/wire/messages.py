@@ -158,6 +158,14 @@ def first_clip(federation: Federation) -> jax.Array | None:
     return federation.wire.privacy.clip if federation.wire and federation.wire.adapts else None
 
 
+def without(federation: Federation, cohort: Cohort, left_out: jax.Array | None) -> Cohort:
+    """Return a cohort of one architecture without some of its clients (k,), for whom it has no round."""
+    if left_out is None:
+        return cohort
+    index = jnp.where(left_out, len(federation.group.id), cohort.slots.index)
+    return dataclasses.replace(cohort, groups=(Slots(index, cohort.slots.mask & ~left_out),))
+
+
 class Aggregated(NamedTuple):
     """What a server of one architecture makes of a round's messages.
 
@@ -236,10 +244,7 @@ def averaged(
     if wire.aggregate is not None:
         (outputs, owed), messages = map_clients(over_the_wire, key, federation, cohort, shared, (own, owed))
         mean, left_out = wire.trusted(messages, present if wire.privacy else weights, known)
-        slots = cohort.slots
-        index = jnp.where(left_out, len(federation.group.id), slots.index)
-        heard = dataclasses.replace(cohort, groups=(Slots(index, slots.mask & ~left_out),))
-        return Aggregated(outputs, mean, heard, owed, left_out)
+        return Aggregated(outputs, mean, without(federation, cohort, left_out), owed, left_out)
     if wire.privacy is None:
         shares = tree.shares(weights)
         (outputs, owed), mean = map_and_sum(

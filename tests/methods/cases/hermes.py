@@ -39,7 +39,7 @@ def start(clients, initial, options):
         "made": {
             g: {name: np.full(w.shape, -1) for name, w in of_g.items()} for g, of_g in enumerate(initial)
         },
-        "initial": dict(enumerate(initial)) if options.rewind else {},
+        "initial": {i: initial[client.group] for i, client in enumerate(clients)} if options.rewind else {},
         "rounds": 0,
     }
 
@@ -60,7 +60,7 @@ def step(state, clients, cohort, options):
         client, w = clients[i], begun(state, clients, i)
         held[i] = pruned(client, state["held"][i], w, options)
         if options.rewind and count(held[i]) < count(state["held"][i]):
-            w = state["initial"][client.group]
+            w = state["initial"][i]
         w = {name: value * held[i][name] for name, value in w.items()}
         own[i], losses[i] = descend(w, masked(plain_loss(client), held[i]), draw["train"], options)
     there = state["there"] | dict.fromkeys(cohort.draws, now)
@@ -165,7 +165,7 @@ def view(state, federation, t):
         "there": {i: of_client.since for i, of_client in own.items()},
         "mean": {g: of_group.mean for g, of_group in server.items()},
         "made": {g: of_group.since for g, of_group in server.items()},
-        "initial": {g: of_group.initial for g, of_group in server.items()},
+        "initial": {i: of_client.initial for i, of_client in own.items()},
         "rounds": state.rounds,
     }
 
