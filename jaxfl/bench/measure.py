@@ -32,22 +32,15 @@ from jaxfl.runs.prepare import prepare
 
 
 class Done(NamedTuple):
-    """Measurements of the contestants, in arrays (repetitions, contestants).
+    """Measurements of the contestants, in arrays (repetitions, contestants)."""
 
-    Args:
-      seconds: seconds that they took.
-      host_s: seconds of these outside of compiled programs, see `Trained`.
-      flops: operations of training and, as far as these add them, of host steps. The PyTorch loop counts
-        none; it has those of the first contestant for as many samples.
-      samples: see `Work`; None for methods without an entry in `PHASES`.
-      steps: the same.
-    """
-
-    seconds: np.ndarray
-    host_s: np.ndarray
+    seconds: np.ndarray  # that they took
+    host_s: np.ndarray  # seconds of these outside of compiled programs, see `Trained`
     flops: np.ndarray
-    samples: np.ndarray | None = None
-    steps: np.ndarray | None = None
+    """Operations of training and, as far as these add them, of host steps. The PyTorch loop counts none; it
+    has those of the first contestant for as many samples."""
+    samples: np.ndarray | None = None  # see `Work`; None for methods without an entry in `PHASES`
+    steps: np.ndarray | None = None  # the same
 
 
 def measure(
