@@ -114,7 +114,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
             torch=torch,
             checksum=options.checksum,
         )
-        return [{"workload": name, **one._asdict(), "data": data, **more, **facts} for one in new]
+        return [{"workload": name, **one, "data": data, **more, **facts} for one in new]
 
     def add(new):
         records.extend(new)
