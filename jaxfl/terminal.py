@@ -1,10 +1,9 @@
 """Terminal output: the federation, a progress bar during runs, and tables at their ends."""
 
 import contextlib
-import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -23,10 +22,10 @@ from jaxfl.data.federation import Federation
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, column, kind_of, of_vectors
-from jaxfl.deployed.export import span
 from jaxfl.folder import store
 from jaxfl.folder.records import Result, Round
 from jaxfl.machine.processes import is_first
+from jaxfl.machine.texts import few, span
 from jaxfl.mechanisms.wire import accounting_of
 from jaxfl.results.frame import finished_run
 from jaxfl.results.report import tabulate
@@ -180,12 +179,6 @@ def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator
     tested = source.labels[np.concatenate(partition.test)]
     if source.task is CLASSES and len(unknown := np.setdiff1d(source.labels[trained], tested)):
         yield f"Nobody is tested on classes without test rows ({few(map(str, unknown))})."
-
-
-def few(names: Iterable[str], most: int = 5) -> str:
-    """Return the first names of many."""
-    first = [*itertools.islice(names, most + 1)]
-    return ", ".join(first[:most]) + (", ..." if len(first) > most else "")
 
 
 def print_result(result: Result, folder: Path) -> None:

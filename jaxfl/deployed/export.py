@@ -17,8 +17,9 @@ from jaxfl.deployed.models import Models, Opened
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.config import experiment
-from jaxfl.machine import files, markdown
+from jaxfl.machine import files
 from jaxfl.machine.packages import optional
+from jaxfl.machine.texts import markdown, span
 from jaxfl.models.blocks import BATCH_EPSILON, LAYER_EPSILON
 from jaxfl.models.model import Model
 from jaxfl.runs.architectures import architectures
@@ -109,7 +110,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
         f"# {run.variant.label} on {tried['dataset']}",
         f"What clients deploy after round {run.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
-        markdown.table(
+        markdown(
             [
                 "file",
                 "architecture",
@@ -168,7 +169,7 @@ def _architecture(model: Model, weights: dict) -> str:
         lines.append([block, takes, puts_out, ", ".join(arrays)])
     precision = "" if model.precision == "full" else f" It computes in {model.precision}."
     title = f"## Architecture {model.name}\n\n{model.size:,} parameters.{precision}"
-    return f"{title}\n\n{markdown.table(['block', 'takes', 'puts out', 'arrays'], lines)}"
+    return f"{title}\n\n{markdown(['block', 'takes', 'puts out', 'arrays'], lines)}"
 
 
 def _layout(named: list[str]) -> str:
@@ -233,11 +234,6 @@ def _scores(scores: list[float | None], task: Task) -> str:
     form = ".1f" if task.percent else ".4g"
     mean, low, high = (format(score, form) for score in (np.mean(known), min(known), max(known)))
     return mean if low == high else f"{mean} ({low} to {high})"
-
-
-def span(sizes: list[int]) -> str:
-    """Return the range of sizes as ``20`` or ``20 to 35``."""
-    return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
 
 
 def _shape(shape: Sequence) -> str:

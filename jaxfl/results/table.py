@@ -13,7 +13,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jaxfl.machine import markdown
+from jaxfl.machine.texts import markdown
 from jaxfl.results.paired import Difference, decimals
 
 
@@ -142,7 +142,7 @@ def _widths(columns: Sequence[Sequence[Text]], room: int) -> list[int]:
 def as_markdown(table: Table) -> str:
     """Return a Markdown table."""
     lines = [[label, *(cell.text() for cell in cells)] for label, cells in table.rows]
-    paragraphs = [markdown.table([table.of_rows, *table.titles], lines), *table.notes]
+    paragraphs = [markdown([table.of_rows, *table.titles], lines), *table.notes]
     return "\n\n".join(paragraphs) + "\n"
 
 
