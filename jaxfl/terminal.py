@@ -195,21 +195,6 @@ def print_result(result: Result, folder: Path) -> None:
     OUT.print(f"{sum(seconds.values()):.1f} s: {parts}")
 
 
-def print_exported(files: list[Path]) -> None:
-    """Name the files of an export."""
-    *models, card = files
-    number = f"{len(models)} model{'s' if len(models) > 1 else ''}"
-    OUT.print(
-        f"{card.parent}: {number} ({few(path.name for path in models)}), and what they are in {card.name}"
-    )
-
-
-def print_app(files: list[Path]) -> None:
-    """Name the files of an app for Flower."""
-    folder = files[0].parent
-    OUT.print(f"{folder}: {', '.join(path.name for path in files)}; README.md says how to run it")
-
-
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[Observer]:
     """Yield the observer of runs in progress: a progress bar, or nothing."""

@@ -49,13 +49,14 @@ from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.part import labels_to_train
 from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.processes import Processes, connect, is_first
+from jaxfl.machine.texts import few
 from jaxfl.results import report as reports
 from jaxfl.results.table import as_text
 from jaxfl.results.watch import watch
 from jaxfl.runs.observer import Terms
 from jaxfl.runs.prepare import divide, draw_shift, load_source
 from jaxfl.runs.setup_check import check_setup
-from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
+from jaxfl.terminal import OUT, Bar, describe, print_result, print_table
 
 HELP = (["-h"], ["--help"])
 
@@ -237,7 +238,11 @@ def _export(names: list[str], wanted: Export, evaluation: Evaluation, code: Chan
     if wanted.out is None:
         raise JaxflError(f"Say where to write: jaxfl export {name} --out FOLDER.")
     run = load(Path(name), code.changed_code, evaluation.round)
-    print_exported(run.export(wanted.out, wanted.client or None))
+    *models, card = run.export(wanted.out, wanted.client or None)
+    number = f"{len(models)} model{'s' if len(models) > 1 else ''}"
+    OUT.print(
+        f"{card.parent}: {number} ({few(path.name for path in models)}), and what they are in {card.name}"
+    )
 
 
 def _flower(names: list[str], app: Flower) -> None:
@@ -246,7 +251,9 @@ def _flower(names: list[str], app: Flower) -> None:
     (name,) = names
     if app.out is None:
         raise JaxflError(f"Say where to write: jaxfl flower {name} --out FOLDER.")
-    print_app(flower.write(Path(name), app.out, app.after))
+    files = flower.write(Path(name), app.out, app.after)
+    named = ", ".join(path.name for path in files)
+    OUT.print(f"{files[0].parent}: {named}; README.md says how to run it")
 
 
 def _watch(names: list[str]) -> None:

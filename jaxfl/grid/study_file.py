@@ -108,7 +108,7 @@ def read(path: str | Path) -> Study:
         if study.tune and not (setup.partition.validation_fraction or is_saved(setup.partition.partition)):
             raise JaxflError(f"{path}: tune: {NO_VALIDATION}")
         number = len(setup.run.target)
-        if number != 1 and (names := [*filter(to_target, study.show)]):
+        if number != 1 and (names := [name for name in study.show if name.endswith("to-target")]):
             raise JaxflError(
                 f"{path} shows {names[0]}, but has {number or 'no'} target{'s' * (number > 1)}; give it one, "
                 "as in target = [0.5] among its options, or as an axis, target = [[0.5], [0.6]]."
@@ -268,11 +268,6 @@ def without_axis(study: Study) -> list[tuple[str, str]]:
         if having.count(having[0]) == len(values) > 1:
             found.append((choice, axis))
     return found
-
-
-def to_target(shown: str) -> bool:
-    """Return whether a study with this in its table needs a target."""
-    return shown.endswith("to-target")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
