@@ -30,7 +30,6 @@ from jaxfl.mechanisms.wire import accounting_of
 from jaxfl.results.frame import finished_run
 from jaxfl.results.report import tabulate
 from jaxfl.results.table import Table, as_text
-from jaxfl.runs.architectures import architectures
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
 from jaxfl.tasks import CLASSES, task_of
@@ -65,12 +64,11 @@ def announce(setup: Setup, data: Data) -> None:
         OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):
         OUT.print(f"{len(data.federation.public)} public {examples(data.source)} ({setup.data.public})")
-    named, _ = architectures(setup, data.source.images.shape[1:], data.federation.clients)
-    for choice, (model, count) in zip(named, data.models, strict=True):
+    for model, count in data.models:
         run = "1 client runs" if count == 1 else f"{count} clients run"
-        OUT.print(f"{run} {choice} ({model.size:,} parameters). {model.note}".strip())
+        OUT.print(f"{run} {model.choice} ({model.size:,} parameters). {model.note}".strip())
     if len(data.models) > 1:
-        first, *_ = named
+        first = data.federation.models[0].choice
         OUT.print(
             f"Weights are shared within an architecture: a method with a global model has "
             f"{len(data.models)}, one for each; --models {first} gives all clients the same."

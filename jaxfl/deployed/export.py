@@ -22,7 +22,6 @@ from jaxfl.machine.packages import optional
 from jaxfl.machine.texts import markdown, span
 from jaxfl.models.blocks import BATCH_EPSILON, LAYER_EPSILON
 from jaxfl.models.model import Model
-from jaxfl.runs.architectures import architectures
 from jaxfl.tasks import Task
 
 CARD = "README.md"
@@ -70,10 +69,9 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
 
 def _about(models: Models, model: Deployed) -> dict[str, str]:
     run = models.opened
-    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     about = {
         "method": run.variant.label,
-        "architecture": choices.without_folder(named[run.federation.models.index(model.model)]),
+        "architecture": choices.without_folder(model.model.choice),
         "shape": model.images.shape,
         "dtype": str(model.images.dtype),
         "mean": _without_axes(model.images.mean),
@@ -104,7 +102,6 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
     of = {"vectors": "tabular", "tokens": "text"}.get(kind, "image")
     train, test = ([*map(len, part)] for part in (run.partition.train, run.partition.test))
     sees = "as the client sees them" if model.images.shifted else "as the data set has them"
-    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     parts = [
         FRONT.format(of=of, task=task.hub),
         f"# {run.variant.label} on {tried['dataset']}",
@@ -145,7 +142,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
             + (", every_token=True" if task.every_token else ""),
             answer=task.code,
         )
-        + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
+        + _layout([of.model.choice for of in first.values()])
         if all(of.plain(partial(own, of.client)) for models in files.values() for of in models)
         else BEYOND.format(run=folder, client=model.client),
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
