@@ -282,7 +282,7 @@ def _partition(arguments: list[str]) -> None:
     partition = divide(setup, source, saved)
     drawn = draw_shift(setup, source, len(partition.train))
     partition_formats.require(formats.format, partition)
-    store.create(folder)
+    store.check_free(folder)  # still, after the data have been read
     written = save_partition(folder, setup, source, partition, drawn, formats.format)
     OUT.print(describe(setup, partition, source))
     OUT.print(f"{folder}: {', '.join(written)}")

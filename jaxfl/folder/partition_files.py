@@ -28,12 +28,16 @@ def save_partition(
 ) -> list[str]:
     """Write a partition, also in the forms json, fl-bench and pfllib; return the names of what is written.
 
+    The folder need not exist yet.
+
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.
     """
     from jaxfl.data.pictures import draw, draw_seen  # here, so that commands without plots do not wait for it
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
+    with files.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     saved_partition.save(partition, source, folder / store.PARTITION)
     normalise = setup.data.normalise
     counts, names = partition.counts(source.labels), source.class_names
