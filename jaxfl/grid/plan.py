@@ -146,14 +146,12 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
       JaxflError: if it holds anything else, a run that differs otherwise from the plan, or, unless `beside`
         is true, a run outside of the plan.
     """
-    begun = several_runs.runs_in(folder)
-    if not begun and not store.holds(folder, store.COMMAND):  # whose runs have been removed, or not begun
-        try:
-            store.check_free(folder)
-        except JaxflError:
-            if not (begun := several_runs.runs_in(folder)):  # of another part that begins at this moment
-                raise
-    for run in begun:
+    try:
+        store.check_free(folder)
+    except JaxflError:  # runs may have begun, of another part at this moment, or been removed
+        if not (several_runs.runs_in(folder) or store.holds(folder, store.COMMAND)):
+            raise
+    for run in several_runs.runs_in(folder):
         if run not in planned:
             if beside:
                 continue

@@ -167,17 +167,12 @@ def _is_complete(study: Study, frame: Frame, setting: Mapping[str, Any], chosen:
 
 def _require_free(folder: Path, places: Collection[Path]) -> None:
     """Refuse a folder that holds anything, unless the study has begun there."""
-
-    def is_new():
+    try:
+        store.check_free(folder)
+    except JaxflError:  # the study may have begun, in another part at this moment
         begun = store.holds(folder, store.STUDY) or _has_settings(folder)
-        return not begun and not any(place.exists() for place in places)
-
-    if is_new():
-        try:
-            store.check_free(folder)
-        except JaxflError:
-            if is_new():  # and no other part begins at this moment
-                raise
+        if not begun and not any(place.exists() for place in places):
+            raise
 
 
 def _warn_of_equal_runs(study: Study, observer: Observer) -> None:
