@@ -1,7 +1,10 @@
 """Tables as text, and lists and ranges in words."""
 
+import csv
+import io
 import itertools
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -12,6 +15,13 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _escaped(cell: str) -> str:
     return cell.replace("\\", "\\\\").replace("|", "\\|")
+
+
+def as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows, of which the first are the titles, as CSV text."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def few(names: Iterable[str], most: int = 5) -> str:
