@@ -331,7 +331,7 @@ def _run_batch(
             for _, alike in itertools.groupby(ready, key=lambda run: run.done):
                 alike = list(alike)
                 job = job_of([runs[run.folder][:2] for run in alike], data.federation)
-                outcomes = proceed(job, alike, data.client_devices, spent, **alone)
+                outcomes = proceed(job, alike, spent, **alone)
                 for run, outcome in zip(alike, outcomes, strict=True):
                     if isinstance(outcome, JaxflError):
                         errors[run.folder] = kept(outcome)
