@@ -4,7 +4,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxfl.config.asked import read_options
 from jaxfl.config.command_options import Seeds
@@ -70,8 +70,7 @@ def has_finished(run: Path, entry: Planned) -> bool:
 
 def is_other(run: Path, entry: Planned) -> bool:
     """Return whether a folder holds a run that differs from the plan in more than its rounds."""
-    begun = store.holds(run, store.CONFIG)
-    return begun and not all(each.startswith("rounds ") for each in _differing(run, entry))
+    return store.holds(run, store.CONFIG) and not _differing(run, entry).keys() <= {"rounds"}
 
 
 def require_own(run: Path, entry: Planned) -> None:
@@ -89,17 +88,13 @@ def is_shorter(run: Path, entry: Planned) -> bool:
     return ended or store.read_config(run)["options"]["rounds"] < entry.setup.run.rounds
 
 
-def _differing(run: Path, entry: Planned) -> list[str]:
-    """Describe each option in which a run differs from the plan."""
+def _differing(run: Path, entry: Planned) -> dict[str, tuple[Any, Any]]:
+    """Return each option in which a run differs from the plan, with its values then and now."""
     begun = moved(run, store.read_config(run), code=True)
     beyond = begun.get("beyond_target", False)
     then, now = experiment(begun), experiment(described(*entry[:2]), beyond)
-
-    return [
-        f"{name} {text(then.get(name))}, not {text(now.get(name))}"
-        for name in now | then
-        if then.get(name) != now.get(name)
-    ]
+    both = {name: (then.get(name), now.get(name)) for name in now | then}
+    return {name: (before, after) for name, (before, after) in both.items() if before != after}
 
 
 def draw_in_words(entry: Planned, several: bool) -> str:
@@ -161,7 +156,7 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
             )
         if differing := _differing(run, planned[run]):
             has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
-            if has != wanted and len(differing) == 1:
+            if differing.keys() == {"rounds"}:
                 why = "cannot become shorter"
                 if has < wanted:
                     if not planned[run].setup.run.stops_early:
@@ -171,11 +166,13 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
                     f"{run} has {has} rounds, not {wanted}, and {why}; ask for {has} rounds, or choose "
                     "another --run-dir."
                 )
-            if has < wanted:  # which alone would make it longer
-                differing.sort(key=lambda each: each.startswith("rounds "))
+            # More rounds alone would make it longer.
+            name = min(differing, key=lambda name: name == "rounds" and has < wanted)
+            then, now = map(text, differing[name])
             raise JaxflError(
-                f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "
-                f"began it, or finish this run alone with `jaxfl resume {shlex.quote(str(run))}`."
+                f"{run} was begun with {name} {then}, not {now}; choose another --run-dir, repeat the "
+                "command that began it, or finish this run alone with "
+                f"`jaxfl resume {shlex.quote(str(run))}`."
             )
 
 
