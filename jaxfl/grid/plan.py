@@ -17,8 +17,6 @@ from jaxfl.folder.config import described, experiment
 from jaxfl.folder.moved_paths import moved
 from jaxfl.folder.variant import Variant, own_setup
 
-MOST_RUNS = 100_000  # of a comparison: a larger number is a slip
-
 
 class Planned(NamedTuple):
     """A run to start or continue."""
@@ -36,9 +34,6 @@ Runs = dict[Path, Planned]  # by folder
 def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: Seeds) -> Runs:
     """Return a comparison's runs: every variant with every seed on every partition, see `compare`."""
     first, first_partition = setup.run.seed, setup.partition.partition_seed
-    number = len(variants) * seeds.seeds * seeds.partition_seeds
-    if number > MOST_RUNS:
-        raise JaxflError(f"These are {number:,} runs; a comparison has at most {MOST_RUNS:,}.")
     drawn = range(first, first + seeds.seeds)
     divided = range(first_partition, first_partition + seeds.partition_seeds)
     last = {"seed": drawn[-1], "partition_seed": divided[-1]}

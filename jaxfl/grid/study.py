@@ -66,7 +66,7 @@ def run(
       The table of the finished runs, None if there are none; and why others have not finished.
 
     Raises:
-      JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
+      JaxflError: if there is no such part, or a table cannot be written.
       Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
     folder, observer = as_path(folder), terms.observer
