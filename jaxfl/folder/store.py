@@ -81,7 +81,7 @@ def begin(
     with replacing(folder / CONFIG) as file:  # in place last, which makes the folder a run
         file.write(as_json(config))
         keep_code(folder, 1, config["code"])
-        saved_partition.save(partition, source, folder / PARTITION)
+        saved_partition.save(folder / PARTITION, partition, source)
         if links.size:
             from jaxfl.data import (
                 graphs as topology,  # here, so that runs without links do not wait for networkx
