@@ -1,10 +1,9 @@
 """Terminal output: the federation, a progress bar during runs, and tables at their ends."""
 
 import contextlib
-import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -23,15 +22,14 @@ from jaxfl.data.federation import Federation
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.data.sources import Source, column, kind_of, of_vectors
-from jaxfl.deployed.export import span
 from jaxfl.folder import store
 from jaxfl.folder.records import Result, Round
 from jaxfl.machine.processes import is_first
+from jaxfl.machine.texts import few, span
 from jaxfl.mechanisms.wire import accounting_of
 from jaxfl.results.frame import finished_run
 from jaxfl.results.report import tabulate
 from jaxfl.results.table import Table, as_text
-from jaxfl.runs.architectures import architectures
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
 from jaxfl.runs.prepare import Data
 from jaxfl.tasks import CLASSES, task_of
@@ -66,12 +64,11 @@ def announce(setup: Setup, data: Data) -> None:
         OUT.print(f"Every client sees {examples(data.source)} of its own: {shift.describe(data.drawn)}.")
     if len(data.federation.public):
         OUT.print(f"{len(data.federation.public)} public {examples(data.source)} ({setup.data.public})")
-    named, _ = architectures(setup, data.source.images.shape[1:], data.federation.clients)
-    for choice, (model, count) in zip(named, data.models, strict=True):
+    for model, count in data.models:
         run = "1 client runs" if count == 1 else f"{count} clients run"
-        OUT.print(f"{run} {choice} ({model.size:,} parameters). {model.note}".strip())
+        OUT.print(f"{run} {model.choice} ({model.size:,} parameters). {model.note}".strip())
     if len(data.models) > 1:
-        first, *_ = named
+        first = data.federation.models[0].choice
         OUT.print(
             f"Weights are shared within an architecture: a method with a global model has "
             f"{len(data.models)}, one for each; --models {first} gives all clients the same."
@@ -182,12 +179,6 @@ def _unusual(partition: Partition, source: Source, apart: list[int]) -> Iterator
         yield f"Nobody is tested on classes without test rows ({few(map(str, unknown))})."
 
 
-def few(names: Iterable[str], most: int = 5) -> str:
-    """Return the first names of many."""
-    first = [*itertools.islice(names, most + 1)]
-    return ", ".join(first[:most]) + (", ..." if len(first) > most else "")
-
-
 def print_result(result: Result, folder: Path) -> None:
     """Print the result of a run."""
     options = store.read_config(folder)["options"]
@@ -200,21 +191,6 @@ def print_result(result: Result, folder: Path) -> None:
     pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
     OUT.print(f"{folder}: result.json, metrics.jsonl, clients.csv, {pictures}")
     OUT.print(f"{sum(seconds.values()):.1f} s: {parts}")
-
-
-def print_exported(files: list[Path]) -> None:
-    """Name the files of an export."""
-    *models, card = files
-    number = f"{len(models)} model{'s' if len(models) > 1 else ''}"
-    OUT.print(
-        f"{card.parent}: {number} ({few(path.name for path in models)}), and what they are in {card.name}"
-    )
-
-
-def print_app(files: list[Path]) -> None:
-    """Name the files of an app for Flower."""
-    folder = files[0].parent
-    OUT.print(f"{folder}: {', '.join(path.name for path in files)}; README.md says how to run it")
 
 
 @contextlib.contextmanager

@@ -57,16 +57,12 @@ class Bench:
 
 
 class Measured(NamedTuple):
-    """The results of a benchmark.
-
-    Args:
-      records: those of `measure`, each with its "workload", "data" ("real" or "random"), "machine",
-        "versions" and "command", and after a refusal "refused": how many "clients", and the "sentence".
-      failures: a sentence for each method that could not be measured.
-    """
+    """The results of a benchmark."""
 
     records: list[dict[str, Any]]
-    failures: list[str]
+    """Those of `measure`, each with its "workload", "data" ("real" or "random"), "machine", "versions" and
+    "command", and after a refusal "refused": how many "clients", and the "sentence"."""
+    failures: list[str]  # a sentence for each method that could not be measured
 
 
 def bench(names: list[str], options: Bench, command: str, say: Callable[[str], None]) -> Measured:
@@ -118,7 +114,7 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
             torch=torch,
             checksum=options.checksum,
         )
-        return [{"workload": name, **one._asdict(), "data": data, **more, **facts} for one in new]
+        return [{"workload": name, **one, "data": data, **more, **facts} for one in new]
 
     def add(new):
         records.extend(new)

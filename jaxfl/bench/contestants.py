@@ -25,44 +25,28 @@ TORCH = "torch"  # in place of a strategy's name
 
 
 class Trained(NamedTuple):
-    """What measured rounds leave besides the seconds of the clock.
-
-    Args:
-      flops: floating-point operations to add up, arrays and numbers, see `jaxfl.core.rounds.Report`.
-      host_s: seconds of the steps between rounds outside of compiled programs, such as a server's.
-    """
+    """What measured rounds leave besides the seconds of the clock."""
 
     flops: Any = ()
-    host_s: float = 0.0
+    """Floating-point operations to add up, arrays and numbers, see `jaxfl.core.rounds.Report`."""
+    host_s: float = 0.0  # seconds of steps between rounds outside of compiled programs, such as a server's
 
 
 class Contestant(NamedTuple):
-    """One way to train.
+    """One way to train."""
 
-    Args:
-      strategy: its name.
-      train: takes the number of a repetition; returns when its rounds are trained.
-      devices: number of devices that it uses.
-      precision: arithmetic, as in `Setup`.
-      seeds: number of runs that it trains.
-      clients_at_once: number of clients that train side by side on a device.
-      compile_s: seconds of tracing and compiling; fewer if the persistent cache had the program, 0
-        if an earlier contestant compiled the same one.
-      peak_bytes: bytes that the compiled rounds hold at once, see `jaxfl.core.memory.peak_bytes`.
-      convolution: how the networks convolve a batch, a word or several.
-      checksum: returns a checksum of the bits of what is trained by now.
-    """
-
-    strategy: str
-    train: Callable[[int], Trained]
-    devices: int
-    precision: str = "full"
-    seeds: int = 1
-    clients_at_once: int = 1
+    strategy: str  # its name
+    train: Callable[[int], Trained]  # takes the number of a repetition; returns when its rounds are trained
+    devices: int  # number of devices that it uses
+    precision: str = "full"  # arithmetic, as in `Setup`
+    seeds: int = 1  # number of runs that it trains
+    clients_at_once: int = 1  # number of clients that train side by side on a device
     compile_s: float | None = None
-    peak_bytes: int | None = None
-    convolution: str | None = None
-    checksum: Callable[[], str] | None = None
+    """Seconds of tracing and compiling; fewer if the persistent cache had the program, 0 if an earlier
+    contestant compiled the same one."""
+    peak_bytes: int | None = None  # that compiled rounds hold at once, see `jaxfl.core.memory.peak_bytes`
+    convolution: str | None = None  # how the networks convolve a batch, a word or several
+    checksum: Callable[[], str] | None = None  # returns a checksum of the bits of what is trained by now
 
 
 def chunks(cohorts: PerGroup, rounds: int) -> list[PerGroup]:

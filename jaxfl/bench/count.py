@@ -15,17 +15,11 @@ from jaxfl.models.model import Model
 
 
 class Phase(NamedTuple):
-    """A part of a client's round, like `jaxfl.mechanisms.sharing.Phase`, but always of whole epochs.
+    """A part of a client's round, like `jaxfl.mechanisms.sharing.Phase`, but always of whole epochs."""
 
-    Args:
-      blocks: names of the blocks that train.
-      epochs: passes over the client's rows.
-      personal: whether a personal model trains, pulled towards the global one (Ditto).
-    """
-
-    blocks: tuple[str, ...]
-    epochs: int
-    personal: bool = False
+    blocks: tuple[str, ...]  # names of the blocks that train
+    epochs: int  # passes over the client's rows
+    personal: bool = False  # whether a personal model trains, pulled towards the global one (Ditto)
 
 
 def _jointly(config: Any, model: Model) -> tuple[Phase, ...]:
@@ -71,15 +65,10 @@ def require_counted(label: str, config: Any) -> None:
 
 
 class Work(NamedTuple):
-    """The amount of training in some rounds.
+    """The amount of training in some rounds."""
 
-    Args:
-      samples: real training rows, each as often as it is used.
-      steps: optimiser steps of single clients.
-    """
-
-    samples: int
-    steps: int
+    samples: int  # real training rows, each as often as it is used
+    steps: int  # optimiser steps of single clients
 
 
 def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size: int) -> Work:

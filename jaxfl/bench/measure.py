@@ -19,7 +19,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.bench.contestants import TORCH, Contestant, chunks, in_jaxfl, in_torch
 from jaxfl.bench.count import PHASES, require_counted, work
-from jaxfl.bench.record import Record
 from jaxfl.bench.workloads import Strategy, Workload
 from jaxfl.config.setup import Setup
 from jaxfl.core import memory
@@ -32,22 +31,15 @@ from jaxfl.runs.prepare import prepare
 
 
 class Done(NamedTuple):
-    """Measurements of the contestants, in arrays (repetitions, contestants).
+    """Measurements of the contestants, in arrays (repetitions, contestants)."""
 
-    Args:
-      seconds: seconds that they took.
-      host_s: seconds of these outside of compiled programs, see `Trained`.
-      flops: operations of training and, as far as these add them, of host steps. The PyTorch loop counts
-        none; it has those of the first contestant for as many samples.
-      samples: see `Work`; None for methods without an entry in `PHASES`.
-      steps: the same.
-    """
-
-    seconds: np.ndarray
-    host_s: np.ndarray
+    seconds: np.ndarray  # that they took
+    host_s: np.ndarray  # seconds of these outside of compiled programs, see `Trained`
     flops: np.ndarray
-    samples: np.ndarray | None = None
-    steps: np.ndarray | None = None
+    """Operations of training and, as far as these add them, of host steps. The PyTorch loop counts none; it
+    has those of the first contestant for as many samples."""
+    samples: np.ndarray | None = None  # see `Work`; None for methods without an entry in `PHASES`
+    steps: np.ndarray | None = None  # the same
 
 
 def measure(
@@ -61,7 +53,7 @@ def measure(
     rounds: int,
     torch: bool,
     checksum: bool = False,
-) -> list[Record]:
+) -> list[dict[str, Any]]:
     """Measure one method on one workload.
 
     Args:
@@ -76,7 +68,7 @@ def measure(
       checksum: whether to record a checksum of the bits of what was trained.
 
     Returns:
-      A `Record` of each strategy, and of the PyTorch loop if it took part.
+      A record, for JSON, of each strategy, and of the PyTorch loop if it took part.
 
     Raises:
       JaxflError: if a device's memory is exhausted.
@@ -177,7 +169,7 @@ def _with_work(
 
 def _record(
     i: int, contestants: Sequence[Contestant], done: Done, checksum: bool, facts: dict[str, Any]
-) -> Record:
+) -> dict[str, Any]:
     """Return the record of contestant i; `facts` are the entries that all share."""
     one, last = contestants[i], contestants[-1]
     seconds, host_s, flops = done.seconds[:, i], done.host_s[:, i], done.flops[:, i]
@@ -197,34 +189,43 @@ def _record(
         of_each |= {"rival_seconds": theirs, "rival_flops": their_flops}
         against_rival = statistics.median(seconds / flops / (theirs / their_flops))
     pace = trained / done.seconds  # (repetitions, contestants)
-    return Record(
-        strategy=one.strategy,
-        samples_per_s=samples_per_s,
-        steps_per_s=steps_per_s,
-        flops_per_sample=flops_per_sample,
-        flops_per_s=flops_per_s,
-        flops_per_round=flops.mean() / rounds,
-        seconds_per_round=statistics.median(seconds) / rounds,
-        host_s_per_round=statistics.median(host_s) / rounds,
-        ratio_to_torch=statistics.median(pace[:, i] / pace[:, -1]) if last.strategy == TORCH else None,
-        ratio_to_first=statistics.median(pace[:, i] / pace[:, 0]),
-        ratio_to_rival=against_rival,
-        compile_s=one.compile_s,
-        peak_bytes=one.peak_bytes,
-        device_peak_bytes=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-        mfu=flops_per_s / peak,
-        matmul_flops_per_s=peak,
-        devices=one.devices,
-        clients_at_once=one.clients_at_once,
-        convolution=one.convolution,
-        precision=one.precision,
-        seeds=one.seeds,
-        checksum=one.checksum() if checksum and one.checksum else None,
-        repetitions=[
+    return {  # medians are over the repetitions, ratios are taken within each
+        "method": facts["method"],  # as it was chosen, perhaps with options
+        "strategy": one.strategy,  # its name, or `TORCH`
+        # Training rows per second, each as often as it is used; this and the next two are None for methods
+        # without an entry in `PHASES`.
+        "samples_per_s": samples_per_s,
+        "steps_per_s": steps_per_s,  # optimiser steps of single clients per second
+        "flops_per_sample": flops_per_sample,  # operations per training row
+        "flops_per_s": flops_per_s,  # operations per second
+        "flops_per_round": flops.mean() / rounds,  # operations per round, the mean
+        "seconds_per_round": statistics.median(seconds) / rounds,
+        "host_s_per_round": statistics.median(host_s) / rounds,  # of these outside of compiled programs
+        # Of samples/s, or else rounds/s, to the PyTorch loop's, None without, and to the first contestant's.
+        "ratio_to_torch": statistics.median(pace[:, i] / pace[:, -1]) if last.strategy == TORCH else None,
+        "ratio_to_first": statistics.median(pace[:, i] / pace[:, 0]),
+        "rival": facts["rival"],  # the method with which this one is compared; None without
+        "ratio_to_rival": against_rival,  # ratio of seconds per operation
+        "compile_s": one.compile_s,  # see `Contestant`, as for what else comes from it
+        "peak_bytes": one.peak_bytes,
+        # Of the process so far, if the device tells.
+        "device_peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+        "mfu": flops_per_s / peak,
+        "matmul_flops_per_s": peak,
+        "devices": one.devices,
+        "clients_at_once": one.clients_at_once,
+        "convolution": one.convolution,
+        "precision": one.precision,
+        "seeds": one.seeds,
+        "checksum": one.checksum() if checksum and one.checksum else None,
+        "models": facts["models"],  # names of the architectures
+        "clients": facts["clients"],
+        "batch_size": facts["batch_size"],
+        "repetitions": [
             dict(zip(of_each, values, strict=True)) for values in np.array([*of_each.values()]).T.tolist()
         ],
-        **facts,
-    )
+        "rounds_per_repetition": rounds,  # rounds that are timed together
+    }
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,12 @@ def check_writable(path: Path | None) -> None:
             "goes beside it."
         )
     probe = path.with_suffix(f"{UNFINISHED}.probe")
-    with files.writing(path):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+    except OSError as error:
+        raise files.unwritable(path, error) from error
 
 
 def unfinished(path: Path | None, facts: dict[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -144,20 +147,17 @@ def unfinished(path: Path | None, facts: dict[str, Any], say: Callable[[str], No
 
 def save(records: list[dict[str, Any]], path: Path) -> Path:
     """Write the records to `path` and their picture beside it; return the picture's path."""
-    keep(records, path)
     picture = path.with_suffix(".png")
     draw(records, picture)
-    with files.writing(path):
-        path.with_suffix(UNFINISHED).replace(path)
+    files.write_json(path, records)
+    path.with_suffix(UNFINISHED).unlink(missing_ok=True)
     return picture
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Write a PNG: the cost of an operation in each method if all have a rival, else rates."""
     beside_rival = all(record["ratio_to_rival"] for record in records)
-    figure = _dearness(records) if beside_rival else _rates(records)
-    with files.writing(path):
-        figure.savefig(path, format="png")
+    files.write_pictures(path.parent, {path.name: partial(_dearness if beside_rival else _rates, records)})
 
 
 def _dearness(records: list[dict[str, Any]]) -> Figure:

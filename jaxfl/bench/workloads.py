@@ -22,17 +22,11 @@ PER_ROW = ("images", "labels", "train")
 
 
 class Strategy(NamedTuple):
-    """A way to run a workload.
+    """A way to run a workload."""
 
-    Args:
-      setup: options of `Setup`.
-      seeds: number of runs, each with its own weights, cohorts and batches.
-      together: whether they are one program, or take turns.
-    """
-
-    setup: dict[str, Any] = {}
-    seeds: int = 1
-    together: bool = False
+    setup: dict[str, Any] = {}  # options of `Setup`
+    seeds: int = 1  # number of runs, each with its own weights, cohorts and batches
+    together: bool = False  # whether they are one program, or take turns
 
 
 def strategies(names: Sequence[str]) -> dict[str, Strategy]:
@@ -64,31 +58,18 @@ def strategies(names: Sequence[str]) -> dict[str, Strategy]:
 
 
 class Workload(NamedTuple):
-    """A federation and how its clients train.
+    """A federation and how its clients train."""
 
-    Args:
-      what: description in one line.
-      images: number of training images that the clients share, the first of the data set.
-      setup: options of `Setup`.
-      methods: choices such as ``"ditto,personal_epochs=1"``; none stands for all built-in ones.
-      training: options that all methods have.
-      on_cpu: options of `Setup` for a machine without an accelerator.
-      repetitions_on_cpu: number of repetitions there, unless the user sets it.
-      rival: the method with which each takes turns, in place of the PyTorch loop.
-      patience_s: seconds; a contestant that has trained longer is timed no further.
-      ways: further ways to run it, by name.
-    """
-
-    what: str
-    images: int
-    setup: dict[str, Any]
-    methods: tuple[str, ...]
-    training: dict[str, Any]
-    on_cpu: dict[str, Any] = {}
-    repetitions_on_cpu: int = REPETITIONS
-    rival: str | None = None
-    patience_s: float = math.inf
-    ways: Mapping[str, Strategy] = {}
+    what: str  # description in one line
+    images: int  # number of training images that the clients share, the first of the data set
+    setup: dict[str, Any]  # options of `Setup`
+    methods: tuple[str, ...]  # choices such as "ditto,personal_epochs=1"; none stands for all built-in ones
+    training: dict[str, Any]  # options that all methods have
+    on_cpu: dict[str, Any] = {}  # options of `Setup` for a machine without an accelerator
+    repetitions_on_cpu: int = REPETITIONS  # number of repetitions there, unless the user sets it
+    rival: str | None = None  # the method with which each takes turns, in place of the PyTorch loop
+    patience_s: float = math.inf  # seconds; a contestant that has trained longer is timed no further
+    ways: Mapping[str, Strategy] = {}  # further ways to run it, by name
 
 
 def _of_each_class(samples: int) -> dict[str, Any]:

@@ -49,13 +49,14 @@ from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.part import labels_to_train
 from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.processes import Processes, connect, is_first
+from jaxfl.machine.texts import few
 from jaxfl.results import report as reports
 from jaxfl.results.table import as_text
 from jaxfl.results.watch import watch
 from jaxfl.runs.observer import Terms
 from jaxfl.runs.prepare import divide, draw_shift, load_source
 from jaxfl.runs.setup_check import check_setup
-from jaxfl.terminal import OUT, Bar, describe, print_app, print_exported, print_result, print_table
+from jaxfl.terminal import OUT, describe, print_result, print_table, shown
 
 HELP = (["-h"], ["--help"])
 
@@ -150,8 +151,8 @@ def _begin(
     run: Callable, where: RunFolder, logs: Logs, profile: Profile, limit: Limit, processes: Processes
 ) -> None:
     _join(processes)
-    with Bar() as bar:
-        terms = Terms(logs.log, False, limit.max_seconds, bar.observer)
+    with shown(False) as observer:
+        terms = Terms(logs.log, False, limit.max_seconds, observer)
         folder, result = run(folder=where.run_dir, terms=terms, profile=profile.profile)
     print_result(result, folder)
 
@@ -168,8 +169,8 @@ def _compare(arguments: list[str]) -> None:
     _join(processes)
     variants, setup = resolve("jaxfl compare", named, asked)
     only = labels_to_train(variants, part.part, where.run_dir)
-    with Bar() as bar:
-        terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
+    with shown(False) as observer:
+        terms = Terms(logs.log, code.changed_code, limit.max_seconds, observer)
         made = comparisons.compare(variants, setup, seeds, columns, where.run_dir, terms, only=only)
     _print_comparison(made, only, seeds.seeds * seeds.partition_seeds)
 
@@ -193,8 +194,8 @@ def _study(words: list[str]) -> None:
     (name,), part, where, code, limit = _names_and_options("study", words, *sections)
     file = study_file.file_of(name)
     study, folder = study_file.read(file), where.run_dir or study_file.usual_folder(file)
-    with Bar() as bar:
-        terms = Terms((), code.changed_code, limit.max_seconds, bar.observer)
+    with shown(False) as observer:
+        terms = Terms((), code.changed_code, limit.max_seconds, observer)
         how = {"data_dir": where.data_dir, "pictures": where.pictures, "terms": terms}
         table, failures = studies.run(study, folder, part=part.part, **how)
     if table:
@@ -215,17 +216,16 @@ def _resume(
     processes: Processes,
 ) -> None:
     _join(processes)
-    folder, bar = as_path(*names), Bar()
-    terms = Terms(logs.log, code.changed_code, limit.max_seconds, bar.observer)
+    folder, terms = as_path(*names), Terms(logs.log, code.changed_code, limit.max_seconds)
     if store.holds(folder, store.COMMAND):
         asked = several_runs.read_command(folder)
-        with bar:
-            made = comparisons.resume(folder, continuation, terms)
+        with shown(False) as observer:
+            made = comparisons.resume(folder, continuation, terms._replace(observer=observer))
         labels = [method["label"] for method in asked["methods"]]
         return _print_comparison(made, labels, asked["seeds"] * asked["partition_seeds"])
     had_finished = store.holds(folder, store.RESULT)
-    with bar:
-        result = runs.resume(folder, continuation, terms)
+    with shown(False) as observer:
+        result = runs.resume(folder, continuation, terms._replace(observer=observer))
     print_result(result, folder)
     if had_finished and continuation.rounds is None:
         least = max(result["rounds"] + 1, store.read_config(folder)["options"]["rounds"])
@@ -237,7 +237,11 @@ def _export(names: list[str], wanted: Export, evaluation: Evaluation, code: Chan
     if wanted.out is None:
         raise JaxflError(f"Say where to write: jaxfl export {name} --out FOLDER.")
     run = load(Path(name), code.changed_code, evaluation.round)
-    print_exported(run.export(wanted.out, wanted.client or None))
+    *models, card = run.export(wanted.out, wanted.client or None)
+    number = f"{len(models)} model{'s' if len(models) > 1 else ''}"
+    OUT.print(
+        f"{card.parent}: {number} ({few(path.name for path in models)}), and what they are in {card.name}"
+    )
 
 
 def _flower(names: list[str], app: Flower) -> None:
@@ -246,7 +250,9 @@ def _flower(names: list[str], app: Flower) -> None:
     (name,) = names
     if app.out is None:
         raise JaxflError(f"Say where to write: jaxfl flower {name} --out FOLDER.")
-    print_app(flower.write(Path(name), app.out, app.after))
+    files = flower.write(Path(name), app.out, app.after)
+    named = ", ".join(path.name for path in files)
+    OUT.print(f"{files[0].parent}: {named}; README.md says how to run it")
 
 
 def _watch(names: list[str]) -> None:
@@ -275,7 +281,7 @@ def _partition(arguments: list[str]) -> None:
     partition = divide(setup, source, saved)
     drawn = draw_shift(setup, source, len(partition.train))
     partition_formats.require(formats.format, partition)
-    store.create(folder)
+    store.check_free(folder)  # still, after the data have been read
     written = save_partition(folder, setup, source, partition, drawn, formats.format)
     OUT.print(describe(setup, partition, source))
     OUT.print(f"{folder}: {', '.join(written)}")

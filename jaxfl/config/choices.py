@@ -27,16 +27,14 @@ ELSEWHERE = {  # what papers and other programs call some choices
 }
 
 
-def function(
-    kind: str, table: Mapping[str, Callable], choice: str, given: tuple[str, ...] = ()
-) -> tuple[str, Callable, dict]:
+def function(kind: str, table: Mapping[str, Callable], choice: str) -> tuple[str, Callable, dict]:
     """Return the name and function of a choice, and its options as keyword arguments.
 
-    `kind` says in messages what the choice is of; the user cannot choose the arguments that are `given`.
+    `kind` says in messages what the choice is of.
     """
     name, options = split(choice)
     found = lookup(kind, table, name)
-    return name, found, convert(name, declared(found, given), options)
+    return name, found, convert(name, declared(found), options)
 
 
 def split(choice: str) -> tuple[str, dict[str, str]]:

@@ -38,7 +38,7 @@ class Profile:
 class Limit:
     """A limit on the time."""
 
-    max_seconds: float | None = None
+    max_seconds: float | None = within("(0, inf)", None)
     """Begin no rounds that would end later than this many seconds from now, judging by earlier rounds (the
     first eval_every rounds begin in any case); save, say how to go on, and exit with code 75."""
 
@@ -55,9 +55,9 @@ class ChangedCode:
 class Seeds:
     """Repetitions with other seeds."""
 
-    seeds: int = within("[1, inf)", 1)
+    seeds: int = within("[1, 100000]", 1)  # a larger number is a slip
     """Repeat with seed, seed + 1, ..."""
-    partition_seeds: int = within("[1, inf)", 1)
+    partition_seeds: int = within("[1, 100000]", 1)
     """Repeat all of it with partition_seed, partition_seed + 1, ...: other divisions of the data."""
 
 

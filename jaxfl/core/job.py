@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.rounds import Conditions, Programs
-from jaxfl.data.federation import Federation
+from jaxfl.data.federation import Federation, PerGroup
 
 
 class Job(NamedTuple):
@@ -32,6 +32,8 @@ class Job(NamedTuple):
     accounting: Sequence[Callable[[int], Any] | None] = ()
     """For each run, ``rounds done -> what differential privacy guarantees``, see
     `jaxfl.mechanisms.wire.accounting`; None without."""
+    client_devices: PerGroup | None = None
+    """How fast the clients are, if known, see `jaxfl.runs.architectures.client_devices`."""
 
     @property
     def rounds(self) -> int:

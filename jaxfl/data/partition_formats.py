@@ -21,7 +21,7 @@ from jaxfl.data.saved_partition import checksum_of
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, numbers, of_vectors
 from jaxfl.errors import JaxflError, nearest
-from jaxfl.machine.files import unreadable, writing
+from jaxfl.machine.files import unreadable, writes
 from jaxfl.tasks import require_classes
 
 KEYS = dict(zip(PARTS, ("train", "val", "test"), strict=True))  # of a client's rows, as FL-bench has them
@@ -128,6 +128,7 @@ def _require_untested(path: Path, parts: Mapping[str, Sequence[np.ndarray]]) -> 
                 )
 
 
+@writes
 def write_json(path: Path, partition: Partition, source: Source) -> None:
     """Write a partition as JSON that `read` reads.
 
@@ -141,10 +142,10 @@ def write_json(path: Path, partition: Partition, source: Source) -> None:
         "public": numbers(source)[partition.public].tolist(),
         "data_indices": _per_client(partition, source),
     } | ({"names": partition.names} if partition.names else {})
-    with writing(path):
-        path.write_text(json.dumps(content) + "\n")
+    path.write_text(json.dumps(content) + "\n")
 
 
+@writes
 def write_fl_bench(path: Path, partition: Partition, source: Source) -> None:
     """Write a partition as FL-bench's ``partition.pkl``: plain lists, all clients with training rows train.
 
@@ -154,8 +155,7 @@ def write_fl_bench(path: Path, partition: Partition, source: Source) -> None:
     clients = list(range(len(partition.train)))
     trains = [client for client in clients if len(partition.train[client])]
     separation = {"train": trains, "val": clients, "test": clients, "total": len(clients)}
-    with writing(path):
-        path.write_bytes(dumps({"separation": separation, "data_indices": _per_client(partition, source)}))
+    path.write_bytes(dumps({"separation": separation, "data_indices": _per_client(partition, source)}))
 
 
 def require(forms: Sequence[str], partition: Partition) -> None:
@@ -170,6 +170,7 @@ def require(forms: Sequence[str], partition: Partition) -> None:
         )
 
 
+@writes
 def write_pfllib(
     folder: Path, partition: Partition, source: Source, name: str, drawn: Drawn | None, moments: Moments
 ) -> None:
@@ -185,31 +186,30 @@ def write_pfllib(
     require_classes(source.task, "PFLlib's folder of a data set")
     mean, std, _ = moments
     sizes = []
-    with writing(folder):
-        for client, relabel in enumerate(partition.relabel):
-            counts = np.zeros(partition.outputs, int)
-            for part in ("train", "test"):
-                rows = getattr(partition, part)[client]
-                x = (seen(drawn, source.images, std, client, rows) - mean.astype(np.float32)) / std
-                x = x[:, 0, 0] if of_vectors(x.shape[1:]) else x.transpose(0, 3, 1, 2)
-                y = relabel[source.labels[rows]].astype(np.int64)
-                counts += np.bincount(y, minlength=partition.outputs)
-                path = folder / part / f"{client}.npz"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                content: Any = {"x": np.ascontiguousarray(x, np.float32), "y": y}
-                np.savez_compressed(path, data=content)
-            sizes.append([[int(y), int(counts[y])] for y in np.flatnonzero(counts)])
-        config = {
-            "num_clients": len(partition.train),
-            "num_classes": partition.outputs,
-            "non_iid": True,
-            "balance": False,
-            "partition": name,
-            "Size of samples for labels in clients": sizes,
-            "alpha": None,
-            "batch_size": 10,
-        }
-        (folder / "config.json").write_text(json.dumps(config) + "\n")
+    for client, relabel in enumerate(partition.relabel):
+        counts = np.zeros(partition.outputs, int)
+        for part in ("train", "test"):
+            rows = getattr(partition, part)[client]
+            x = (seen(drawn, source.images, std, client, rows) - mean.astype(np.float32)) / std
+            x = x[:, 0, 0] if of_vectors(x.shape[1:]) else x.transpose(0, 3, 1, 2)
+            y = relabel[source.labels[rows]].astype(np.int64)
+            counts += np.bincount(y, minlength=partition.outputs)
+            path = folder / part / f"{client}.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content: Any = {"x": np.ascontiguousarray(x, np.float32), "y": y}
+            np.savez_compressed(path, data=content)
+        sizes.append([[int(y), int(counts[y])] for y in np.flatnonzero(counts)])
+    config = {
+        "num_clients": len(partition.train),
+        "num_classes": partition.outputs,
+        "non_iid": True,
+        "balance": False,
+        "partition": name,
+        "Size of samples for labels in clients": sizes,
+        "alpha": None,
+        "batch_size": 10,
+    }
+    (folder / "config.json").write_text(json.dumps(config) + "\n")
 
 
 def _per_client(partition: Partition, source: Source) -> list[dict[str, list[int]]]:

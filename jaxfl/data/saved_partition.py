@@ -10,10 +10,11 @@ from jaxfl.data import npz
 from jaxfl.data.partition import PARTS, Partition, as_int32, lacks_class
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
-from jaxfl.machine.files import writing
+from jaxfl.machine.files import writes
 
 
-def save(partition: Partition, source: Source, path: str | Path) -> None:
+@writes
+def save(path: str | Path, partition: Partition, source: Source) -> None:
     """Write a partition as one compressed ``.npz`` file, whatever the path ends in.
 
     It holds ``relabel``, ``outputs``, ``public``, a ``checksum`` of the source's labels, for each of train,
@@ -37,7 +38,7 @@ def save(partition: Partition, source: Source, path: str | Path) -> None:
         rows = getattr(partition, part)
         arrays[part] = np.concatenate(rows)
         arrays[f"{part}_sizes"] = np.array([len(of_client) for of_client in rows])
-    with writing(path), open(path, "wb") as file:
+    with open(path, "wb") as file:
         np.savez_compressed(file, **arrays)
 
 

@@ -14,7 +14,6 @@ from jaxfl.data.one_client import Own, of_one_client
 from jaxfl.deployed.load import Loaded, load
 from jaxfl.deployed.models import Opened, opened
 from jaxfl.errors import JaxflError
-from jaxfl.runs.architectures import architectures
 from jaxfl.runs.init_from import started
 from jaxfl.runs.observer import ONLY_WARNINGS
 
@@ -34,10 +33,9 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
     run = run._replace(state=all_of(run.state))
     algorithm, label, models = run.variant.algorithm, run.variant.label, run.federation.models
     if len(models) > 1:
-        (first, *_), _ = architectures(run.setup, run.images.shape, 1)
         raise JaxflError(
             f"{folder} has {len(models)} architectures ({', '.join(model.name for model in models)}), and a "
-            f"server that only averages has one; repeat the run with --models {first}."
+            f"server that only averages has one; repeat the run with --models {models[0].choice}."
         )
     if algorithm.averaged is None:
         raise JaxflError(

@@ -17,11 +17,11 @@ from jaxfl.deployed.models import Models, Opened
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.config import experiment
-from jaxfl.machine import files, markdown
+from jaxfl.machine import files
 from jaxfl.machine.packages import optional
+from jaxfl.machine.texts import markdown, span
 from jaxfl.models.blocks import BATCH_EPSILON, LAYER_EPSILON
 from jaxfl.models.model import Model
-from jaxfl.runs.architectures import architectures
 from jaxfl.tasks import Task
 
 CARD = "README.md"
@@ -69,10 +69,9 @@ def _arrays(model: Deployed) -> dict[str, np.ndarray]:
 
 def _about(models: Models, model: Deployed) -> dict[str, str]:
     run = models.opened
-    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     about = {
         "method": run.variant.label,
-        "architecture": choices.without_folder(named[run.federation.models.index(model.model)]),
+        "architecture": choices.without_folder(model.model.choice),
         "shape": model.images.shape,
         "dtype": str(model.images.dtype),
         "mean": _without_axes(model.images.mean),
@@ -103,13 +102,12 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
     of = {"vectors": "tabular", "tokens": "text"}.get(kind, "image")
     train, test = ([*map(len, part)] for part in (run.partition.train, run.partition.test))
     sees = "as the client sees them" if model.images.shifted else "as the data set has them"
-    named, _ = architectures(run.setup, model.images.shape, len(run.partition.train))
     parts = [
         FRONT.format(of=of, task=task.hub),
         f"# {run.variant.label} on {tried['dataset']}",
         f"What clients deploy after round {run.record['round']} of {options['rounds']} of a federated run, "
         f"simulated with jaxfl {config['environment'].get('jaxfl', '')} (seed {options['seed']}).",
-        markdown.table(
+        markdown(
             [
                 "file",
                 "architecture",
@@ -144,7 +142,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
             + (", every_token=True" if task.every_token else ""),
             answer=task.code,
         )
-        + _layout([named[run.federation.models.index(of.model)] for of in first.values()])
+        + _layout([of.model.choice for of in first.values()])
         if all(of.plain(partial(own, of.client)) for models in files.values() for of in models)
         else BEYOND.format(run=folder, client=model.client),
         f"## Options of the run\n\n```json\n{json.dumps(tried, indent=1)}\n```",
@@ -168,7 +166,7 @@ def _architecture(model: Model, weights: dict) -> str:
         lines.append([block, takes, puts_out, ", ".join(arrays)])
     precision = "" if model.precision == "full" else f" It computes in {model.precision}."
     title = f"## Architecture {model.name}\n\n{model.size:,} parameters.{precision}"
-    return f"{title}\n\n{markdown.table(['block', 'takes', 'puts out', 'arrays'], lines)}"
+    return f"{title}\n\n{markdown(['block', 'takes', 'puts out', 'arrays'], lines)}"
 
 
 def _layout(named: list[str]) -> str:
@@ -233,11 +231,6 @@ def _scores(scores: list[float | None], task: Task) -> str:
     form = ".1f" if task.percent else ".4g"
     mean, low, high = (format(score, form) for score in (np.mean(known), min(known), max(known)))
     return mean if low == high else f"{mean} ({low} to {high})"
-
-
-def span(sizes: list[int]) -> str:
-    """Return the range of sizes as ``20`` or ``20 to 35``."""
-    return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
 
 
 def _shape(shape: Sequence) -> str:

@@ -1,5 +1,6 @@
 """The content of config.json: the choices of a run, written and restored."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,7 @@ def experiment(config: Config | Chosen, beyond_target: bool = False) -> dict:
 
     Options newer than the run have their defaults. The user's code is not loaded for this.
     """
-    method = registry.METHODS.get(config["method"] or "")
-    defaults = _plain(Setup().flat() | vars(method.config() if method else Training()))
-    options = defaults | config["options"]
+    options = _plain(Setup().flat()) | _usual(config) | config["options"]
     partition = {name: options[name] for name in ("partition", "test", "test_fraction")}
     options["test"] = rule_of_test(PartitionOptions(**partition))  # earlier runs kept "auto"
     if config.get("beyond_target", beyond_target):
@@ -133,17 +132,13 @@ def experiment(config: Config | Chosen, beyond_target: bool = False) -> dict:
 
 def at_own_default(config: Config) -> set[str]:
     """Return the options of local training that a run has at its built-in method's own default."""
-    method = registry.METHODS.get(config["method"] or "")
-    if method is None:
-        return set()
-    usual, own, options = _plain(vars(Training())), _plain(vars(method.config())), config["options"]
+    usual, own, options = _plain(vars(Training())), _usual(config), config["options"]
     return {name for name in usual if usual[name] != own[name] == options.get(name, own[name])}
 
 
 def training_of(config: Config) -> dict[str, Any]:
     """Return the options of local training in which a run differs from its method's defaults."""
-    method = registry.METHODS.get(config["method"] or "")
-    usual, options = _plain(vars(method.config() if method else Training())), config["options"]
+    usual, options = _usual(config), config["options"]
     chosen = {name: options.get(name, usual[name]) for name in declared(Training)}
     return {name: value for name, value in chosen.items() if value != usual[name]}
 
@@ -172,14 +167,12 @@ def _refuse_code_within(folder: Path, config: Config) -> None:
             )
 
 
-def _plain(options: dict[str, Any]) -> dict:
-    return {name: _json(value) for name, value in options.items()}
+def _usual(config: Config | Chosen) -> dict[str, Any]:
+    """Return the defaults of a run's built-in method, or of local training if it is the user's own."""
+    method = registry.METHODS.get(config["method"] or "")
+    return _plain(vars(method.config() if method else Training()))
 
 
-def _json(value: Any) -> Any:
-    match value:
-        case Path():
-            return str(value)
-        case tuple():
-            return list(value)
-    return value
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as a JSON file gives them back."""
+    return json.loads(json.dumps(options, default=str))

@@ -18,6 +18,7 @@ from jaxfl.machine import files
 DRAWN = 8, 6  # number of clients, and of images of each
 
 
+@files.writes
 def save_partition(
     folder: Path,
     setup: Setup,
@@ -28,13 +29,16 @@ def save_partition(
 ) -> list[str]:
     """Write a partition, also in the forms json, fl-bench and pfllib; return the names of what is written.
 
+    The folder need not exist yet.
+
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.
     """
     from jaxfl.data.pictures import draw, draw_seen  # here, so that commands without plots do not wait for it
 
     title = f"{setup.data.dataset}, {setup.partition.partition}"
-    saved_partition.save(partition, source, folder / store.PARTITION)
+    folder.mkdir(parents=True, exist_ok=True)
+    saved_partition.save(folder / store.PARTITION, partition, source)
     normalise = setup.data.normalise
     counts, names = partition.counts(source.labels), source.class_names
     pictures: dict[str, Any] = {"partition.png": lambda: draw(counts, title, names)}

@@ -65,20 +65,6 @@ def _of_no_run(path: Path) -> bool:
 
 
 @writes
-def create(folder: Path) -> None:
-    """Make a folder for a new run.
-
-    Raises:
-      JaxflError: if it is in use, or cannot be written.
-    """
-    check_free(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = unfinished(folder / CONFIG)  # a name that no reader looks for
-    probe.write_text("")
-    probe.unlink()
-
-
-@writes
 def begin(
     folder: Path, config: Config, partition: Partition, source: Source, links: Any, initial: dict[str, Any]
 ) -> None:
@@ -86,12 +72,16 @@ def begin(
 
     Its links are (N, N) bool, (0, 0) without a graph; its initial weights are named arrays, none if all are
     fresh.
+
+    Raises:
+      JaxflError: if the folder is in use, or cannot be written.
     """
-    create(folder)
+    check_free(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / CONFIG) as file:  # in place last, which makes the folder a run
         file.write(as_json(config))
         keep_code(folder, 1, config["code"])
-        saved_partition.save(partition, source, folder / PARTITION)
+        saved_partition.save(folder / PARTITION, partition, source)
         if links.size:
             from jaxfl.data import (
                 graphs as topology,  # here, so that runs without links do not wait for networkx

@@ -167,7 +167,7 @@ def _conclude(
     view: View,
 ) -> Table | None:
     """Write the table and the pictures of the finished runs, and how the comparison ended."""
-    notes = _left_out(failures)
+    notes = [f"Left out: {failure}" for failure in failures]
     elsewhere = planned.keys() - mine.keys() - set(finished)
     if elsewhere:
         notes.append(f"Not finished, left to other parts: {len(elsewhere)} of {len(planned)} runs.")
@@ -207,8 +207,3 @@ def _complete_labels(planned: Runs, finished: Sequence[Path], tune: Sequence[str
     ended = {labels[run] for run in finished}
     several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1
     return set() if several and left & ended else ended - left
-
-
-def _left_out(failures: list[str]) -> list[str]:
-    """Return a table's notes on the runs that it lacks."""
-    return [f"Left out: {failure}" for failure in failures]

@@ -171,14 +171,14 @@ def _lengthen(runs: Runs, data: Data, say: Callable[[str], None]) -> None:
             if rounds > setup.run.rounds and entry.variant.label not in asked:
                 require_same_beginning(folder, entry.variant, setup, data, rounds)
             asked.add(entry.variant.label)
-            rounds_kept(folder, setup, rounds)
-            shorter[folder] = config, setup, rounds
+            shorter[folder] = config, rounds, rounds_kept(folder, setup, rounds)
     for folder, longer in shorter.items():
         with owned(folder):
             extend(folder, *longer)
     if shorter and len(runs) > 1:
-        _, setup, rounds = longer
-        say(f"{len(shorter)} of {len(runs)} runs had {setup.run.rounds} rounds, and go on to {rounds}")
+        config, rounds, _ = longer
+        had = config["options"]["rounds"]
+        say(f"{len(shorter)} of {len(runs)} runs had {had} rounds, and go on to {rounds}")
 
 
 def _run_batches(
@@ -331,7 +331,7 @@ def _run_batch(
             for _, alike in itertools.groupby(ready, key=lambda run: run.done):
                 alike = list(alike)
                 job = job_of([runs[run.folder][:2] for run in alike], data.federation)
-                outcomes = proceed(job, alike, data.client_devices, spent, **alone)
+                outcomes = proceed(job, alike, spent, **alone)
                 for run, outcome in zip(alike, outcomes, strict=True):
                     if isinstance(outcome, JaxflError):
                         errors[run.folder] = kept(outcome)

@@ -4,7 +4,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxfl.config.asked import read_options
 from jaxfl.config.command_options import Seeds
@@ -16,8 +16,6 @@ from jaxfl.folder import code, several_runs, store
 from jaxfl.folder.config import described, experiment
 from jaxfl.folder.moved_paths import moved
 from jaxfl.folder.variant import Variant, own_setup
-
-MOST_RUNS = 100_000  # of a comparison: a larger number is a slip
 
 
 class Planned(NamedTuple):
@@ -36,9 +34,6 @@ Runs = dict[Path, Planned]  # by folder
 def plan(folder: Path, variants: Sequence[Variant], setup: Setup, seeds: Seeds) -> Runs:
     """Return a comparison's runs: every variant with every seed on every partition, see `compare`."""
     first, first_partition = setup.run.seed, setup.partition.partition_seed
-    number = len(variants) * seeds.seeds * seeds.partition_seeds
-    if number > MOST_RUNS:
-        raise JaxflError(f"These are {number:,} runs; a comparison has at most {MOST_RUNS:,}.")
     drawn = range(first, first + seeds.seeds)
     divided = range(first_partition, first_partition + seeds.partition_seeds)
     last = {"seed": drawn[-1], "partition_seed": divided[-1]}
@@ -70,8 +65,7 @@ def has_finished(run: Path, entry: Planned) -> bool:
 
 def is_other(run: Path, entry: Planned) -> bool:
     """Return whether a folder holds a run that differs from the plan in more than its rounds."""
-    begun = store.holds(run, store.CONFIG)
-    return begun and not all(each.startswith("rounds ") for each in _differing(run, entry))
+    return store.holds(run, store.CONFIG) and not _differing(run, entry).keys() <= {"rounds"}
 
 
 def require_own(run: Path, entry: Planned) -> None:
@@ -89,17 +83,13 @@ def is_shorter(run: Path, entry: Planned) -> bool:
     return ended or store.read_config(run)["options"]["rounds"] < entry.setup.run.rounds
 
 
-def _differing(run: Path, entry: Planned) -> list[str]:
-    """Describe each option in which a run differs from the plan."""
+def _differing(run: Path, entry: Planned) -> dict[str, tuple[Any, Any]]:
+    """Return each option in which a run differs from the plan, with its values then and now."""
     begun = moved(run, store.read_config(run), code=True)
     beyond = begun.get("beyond_target", False)
     then, now = experiment(begun), experiment(described(*entry[:2]), beyond)
-
-    return [
-        f"{name} {text(then.get(name))}, not {text(now.get(name))}"
-        for name in now | then
-        if then.get(name) != now.get(name)
-    ]
+    both = {name: (then.get(name), now.get(name)) for name in now | then}
+    return {name: (before, after) for name, (before, after) in both.items() if before != after}
 
 
 def draw_in_words(entry: Planned, several: bool) -> str:
@@ -146,14 +136,12 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
       JaxflError: if it holds anything else, a run that differs otherwise from the plan, or, unless `beside`
         is true, a run outside of the plan.
     """
-    begun = several_runs.runs_in(folder)
-    if not begun and not store.holds(folder, store.COMMAND):  # whose runs have been removed, or not begun
-        try:
-            store.check_free(folder)
-        except JaxflError:
-            if not (begun := several_runs.runs_in(folder)):  # of another part that begins at this moment
-                raise
-    for run in begun:
+    try:
+        store.check_free(folder)
+    except JaxflError:  # runs may have begun, of another part at this moment, or been removed
+        if not (several_runs.runs_in(folder) or store.holds(folder, store.COMMAND)):
+            raise
+    for run in several_runs.runs_in(folder):
         if run not in planned:
             if beside:
                 continue
@@ -163,7 +151,7 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
             )
         if differing := _differing(run, planned[run]):
             has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
-            if has != wanted and len(differing) == 1:
+            if differing.keys() == {"rounds"}:
                 why = "cannot become shorter"
                 if has < wanted:
                     if not planned[run].setup.run.stops_early:
@@ -173,11 +161,13 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
                     f"{run} has {has} rounds, not {wanted}, and {why}; ask for {has} rounds, or choose "
                     "another --run-dir."
                 )
-            if has < wanted:  # which alone would make it longer
-                differing.sort(key=lambda each: each.startswith("rounds "))
+            # More rounds alone would make it longer.
+            name = min(differing, key=lambda name: name == "rounds" and has < wanted)
+            then, now = map(text, differing[name])
             raise JaxflError(
-                f"{run} was begun with {differing[0]}; choose another --run-dir, repeat the command that "
-                f"began it, or finish this run alone with `jaxfl resume {shlex.quote(str(run))}`."
+                f"{run} was begun with {name} {then}, not {now}; choose another --run-dir, repeat the "
+                "command that began it, or finish this run alone with "
+                f"`jaxfl resume {shlex.quote(str(run))}`."
             )
 
 

@@ -66,7 +66,7 @@ def run(
       The table of the finished runs, None if there are none; and why others have not finished.
 
     Raises:
-      JaxflError: if there is no such part, `max_seconds` is not positive, or a table cannot be written.
+      JaxflError: if there is no such part, or a table cannot be written.
       Interrupted: if stopped early, see `jaxfl.runs.interrupt`.
     """
     folder, observer = as_path(folder), terms.observer
@@ -167,17 +167,12 @@ def _is_complete(study: Study, frame: Frame, setting: Mapping[str, Any], chosen:
 
 def _require_free(folder: Path, places: Collection[Path]) -> None:
     """Refuse a folder that holds anything, unless the study has begun there."""
-
-    def is_new():
+    try:
+        store.check_free(folder)
+    except JaxflError:  # the study may have begun, in another part at this moment
         begun = store.holds(folder, store.STUDY) or _has_settings(folder)
-        return not begun and not any(place.exists() for place in places)
-
-    if is_new():
-        try:
-            store.check_free(folder)
-        except JaxflError:
-            if is_new():  # and no other part begins at this moment
-                raise
+        if not begun and not any(place.exists() for place in places):
+            raise
 
 
 def _warn_of_equal_runs(study: Study, observer: Observer) -> None:

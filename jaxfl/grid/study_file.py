@@ -31,43 +31,31 @@ SHOW = "show"  # and the one of studies that show several things
 
 
 class Study(NamedTuple):
-    """The content of a study's file.
-
-    Args:
-      title: title of the study.
-      claim: what the study is to show, in a line.
-      power: what decides whether it can: steps of distillation beside local ones, the imbalance, how good
-        teachers are, the smallest difference that its seeds tell from none. Printed beside the claim.
-      methods: choices of methods, with options.
-      options: options of every run, by name.
-      axes: further options by name, each with its values. Values may be tables of options that change
-        together, {clients = 50, participation = 0.4}; then the name is free.
-      seeds: number of repetitions of every run.
-      partition_seeds: number of repetitions of all of that, on other divisions of the data.
-      columns: the axis whose values are the table's columns; may be `METHOD` or, if several things are shown,
-        `SHOW`.
-      show: what the table shows, see `jaxfl.results.measures.measure`.
-      select: the evaluation that accuracies are of, see `jaxfl.results.result.selected`.
-      tune: options; of the methods and settings that differ only in these, the table has the best ones, see
-        `jaxfl.results.tuned`.
-      against: the method with which the others are compared in further columns, see `jaxfl.results.paired`.
-      names: what the table calls methods (fedavg), settings (lr=0.1) and what it shows (accuracy).
-    """
+    """The content of a study's file."""
 
     title: str
-    methods: tuple[str, ...]
-    claim: str = ""
+    methods: tuple[str, ...]  # choices of methods, with options
+    claim: str = ""  # what the study is to show, in a line
     power: str = ""
-    options: Mapping[str, Any] = {}
+    """What decides whether it can: steps of distillation beside local ones, the imbalance, how good teachers
+    are, the smallest difference that its seeds tell from none. Printed beside the claim."""
+    options: Mapping[str, Any] = {}  # of every run, by name
     axes: Mapping[str, list] = {}
-    seeds: int = 1
-    partition_seeds: int = 1
+    """Further options by name, each with its values. Values may be tables of options that change together,
+    {clients = 50, participation = 0.4}; then the name is free."""
+    seeds: int = 1  # number of repetitions of every run
+    partition_seeds: int = 1  # number of repetitions of all of that, on other divisions of the data
     columns: str = METHOD
-    show: tuple[str, ...] = ("accuracy",)
-    select: Literal["last", "validation"] = "last"
+    """The axis whose values are the table's columns; `METHOD` or, if several things are shown, `SHOW` too."""
+    show: tuple[str, ...] = ("accuracy",)  # what the table shows, see `jaxfl.results.measures.measure`
+    select: Literal["last", "validation"] = "last"  # whose accuracies, see `jaxfl.results.result.selected`
     tune: tuple[str, ...] = ()
+    """Options; of the methods and settings that differ only in these, the table has the best ones, see
+    `jaxfl.results.tuned`."""
     against: str = ""
+    """The method with which the others are compared in further columns, see `jaxfl.results.paired`."""
     names: Mapping[str, str] = {}
+    """What the table calls methods (fedavg), settings (lr=0.1) and what it shows (accuracy)."""
 
     @property
     def repetitions(self) -> Seeds:
@@ -120,7 +108,7 @@ def read(path: str | Path) -> Study:
         if study.tune and not (setup.partition.validation_fraction or is_saved(setup.partition.partition)):
             raise JaxflError(f"{path}: tune: {NO_VALIDATION}")
         number = len(setup.run.target)
-        if number != 1 and (names := [*filter(to_target, study.show)]):
+        if number != 1 and (names := [name for name in study.show if name.endswith("to-target")]):
             raise JaxflError(
                 f"{path} shows {names[0]}, but has {number or 'no'} target{'s' * (number > 1)}; give it one, "
                 "as in target = [0.5] among its options, or as an axis, target = [[0.5], [0.6]]."
@@ -280,11 +268,6 @@ def without_axis(study: Study) -> list[tuple[str, str]]:
         if having.count(having[0]) == len(values) > 1:
             found.append((choice, axis))
     return found
-
-
-def to_target(shown: str) -> bool:
-    """Return whether a study with this in its table needs a target."""
-    return shown.endswith("to-target")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

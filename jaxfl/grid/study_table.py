@@ -1,7 +1,5 @@
 """Tables of studies: methods and settings along rows and columns."""
 
-import csv
-import io
 import itertools
 import math
 from collections.abc import Mapping
@@ -18,6 +16,7 @@ from jaxfl.grid.study_file import (
     untuned,
     value_text,
 )
+from jaxfl.machine.texts import as_csv
 from jaxfl.results.frame import Case, Frame, Setting, by_case
 from jaxfl.results.measures import Measure, known_measures, measure, task_of_all
 from jaxfl.results.notes import on_runs
@@ -96,12 +95,11 @@ def as_runs(study: Study, frame: Frame) -> str:
 
     Accuracies are in percent, and empty where a run has no such value.
     """
-    found, measures, out = by_case(frame), known_measures(task=_task(frame)), io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([METHOD, *study.axes, "seed", "partition_seed", *measures])
+    found, measures = by_case(frame), known_measures(task=_task(frame))
+    rows: list[list] = [[METHOD, *study.axes, "seed", "partition_seed", *measures]]
     for method, setting in itertools.product(study.methods, settings(study)):
         for draw, run in sorted(found.get((method, in_words(setting)), {}).items()):
             values = [what.value(run.result) for what in measures.values()]
             numbers = ["" if math.isnan(number) else f"{number:.6g}" for number in values]
-            writer.writerow([method, *map(value_text, setting.values()), *draw, *numbers])
-    return out.getvalue()
+            rows.append([method, *map(value_text, setting.values()), *draw, *numbers])
+    return as_csv(rows)

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@contextlib.contextmanager
-def writing(where: str | Path):
-    """Turn a failed write into one sentence that names `where`."""
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(where, error) from error
-
-
 def unwritable(where: str | Path, error: Exception) -> JaxflError:
     """Return the error about a failed write."""
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]

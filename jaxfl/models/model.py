@@ -70,6 +70,7 @@ class Model:
         keep theirs.
       task: what the outputs are for.
       tokens: whether the first block takes tokens (B, T): integers, -1 after the end of a row.
+      choice: the choice, as in --models, that has made it; models that differ only in this are equal.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Model:
     precision: str = "full"
     task: Task = CLASSES
     tokens: bool = False
+    choice: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:

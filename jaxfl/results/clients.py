@@ -1,7 +1,5 @@
 """The table of a run's clients: their data, accuracies and costs."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.folder.records import Round
+from jaxfl.machine import texts
 from jaxfl.machine.clock import Device
 from jaxfl.tasks import task_of
 
@@ -53,14 +52,12 @@ def as_csv(
             for client, amount in zip(record["clients"], record[f"client_{name}"], strict=True):
                 of_clients[client] += amount
     attacks = federation.attackers.any()
-    text = io.StringIO()
-    write = csv.writer(text, lineterminator="\n").writerow
-    write(
+    table: list[list] = [
         ["client", *(["name"] if names else []), "architecture", "newcomer"]
         + [*(["attacker"] if attacks else []), "train_rows", "test_rows"]
         + [task.title.lower(), "received", *further, "rounds", "lost", *SPENT]
         + ([*Device._fields] if client_devices else [])
-    )
+    ]
     for g, group in enumerate(federation.groups):
         for i, client in enumerate(np.asarray(group.id).tolist()):
             new = place.get(client)
@@ -71,10 +68,10 @@ def as_csv(
                 + [None] * len(further)
             )
             rows = int(group.size[i]), int(group.test_size[i])
-            write(
+            table.append(
                 [client, *names[client : client + 1], group.model.name, int(new is not None)]
                 + [*([int(federation.attackers[client])] if attacks else []), *rows, *scored]
                 + [rounds[client], lost[client], *(of_clients[client] for of_clients in spent.values())]
                 + ([float(speeds[i]) for speeds in client_devices[g]] if client_devices else [])
             )
-    return text.getvalue()
+    return texts.as_csv(table)

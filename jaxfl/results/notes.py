@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from jaxfl.folder.records import Result
+from jaxfl.machine.texts import few, span
 from jaxfl.results.frame import Case, Frame, by_case, words
 from jaxfl.results.measures import Measure
 from jaxfl.results.paired import CONFIDENCE, Difference
@@ -102,10 +103,10 @@ def on_untrained(untrained: Sequence[tuple[list[int], int]]) -> list[str]:
     if not every:
         return []
     number, clients = (
-        _span(numbers)
+        span(numbers)
         for numbers in zip(*((len(missing), known) for missing, known in untrained), strict=True)
     )
-    named = ", ".join(map(str, every[:MOST_NAMED])) + (", ..." if len(every) > MOST_NAMED else "")
+    named = few(map(str, every), MOST_NAMED)
     return [
         f"{number} of {clients} clients have trained in no round of their run (by id {named}): no round drew "
         "them, their answers were lost, or they had no batch to train on, such as a single row under "
@@ -139,7 +140,7 @@ def on_differences(against: str, differences: Mapping[str, Difference]) -> list[
     }
     notes = []
     for of, numbers in counts.items():
-        if (number := _span(numbers)) == "1":
+        if (number := span(numbers)) == "1":
             notes.append(f"Minus {against}: the difference of one pair has no interval.")
             continue
         whose = f" ({'; '.join(labels[of])})" if len(counts) > 1 else ""
@@ -154,8 +155,3 @@ def listed(sentences: Sequence[str]) -> str:
     """Join the first few of some sentences, and say how many more there are."""
     more = len(sentences) - MOST_LISTED
     return "; ".join(sentences[:MOST_LISTED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _span(numbers: Collection[int]) -> str:
-    """Return the smallest and the largest of some numbers: ``2 to 5``, or only ``2``."""
-    return " to ".join(map(str, sorted({min(numbers), max(numbers)})))

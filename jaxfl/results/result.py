@@ -102,26 +102,16 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
 
 
 class _Member(NamedTuple):
-    """A client in a round's cohort.
+    """A client in a round's cohort."""
 
-    Args:
-      id: its number in the federation.
-      device: how fast it is, if known.
-      loss: its training loss.
-      idle: whether it had nothing to train on.
-      lost: whether its answer did not reach the server.
-      up, down: bytes sent and received.
-      flops: floating-point operations.
-    """
-
-    id: int
-    device: Device | None
-    loss: float
-    idle: bool
-    lost: bool
-    up: int
-    down: int
-    flops: float
+    id: int  # its number in the federation
+    device: Device | None  # how fast it is, if known
+    loss: float  # its training loss
+    idle: bool  # whether it had nothing to train on
+    lost: bool  # whether its answer did not reach the server
+    up: int  # bytes sent
+    down: int  # bytes received
+    flops: float  # floating-point operations
 
 
 def _members(report: Report, t: int, cohorts, federation: Federation, client_devices) -> Iterator[_Member]:

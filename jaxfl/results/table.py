@@ -1,7 +1,5 @@
 """Tables of many runs: mean and standard deviation over seeds, in four formats."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +11,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jaxfl.machine import markdown
+from jaxfl.machine import texts
 from jaxfl.results.paired import Difference, decimals
 
 
@@ -142,7 +140,7 @@ def _widths(columns: Sequence[Sequence[Text]], room: int) -> list[int]:
 def as_markdown(table: Table) -> str:
     """Return a Markdown table."""
     lines = [[label, *(cell.text() for cell in cells)] for label, cells in table.rows]
-    paragraphs = [markdown.table([table.of_rows, *table.titles], lines), *table.notes]
+    paragraphs = [texts.markdown([table.of_rows, *table.titles], lines), *table.notes]
     return "\n\n".join(paragraphs) + "\n"
 
 
@@ -196,14 +194,12 @@ def as_csv(table: Table) -> str:
     def text(part):
         return "" if part is None or math.isnan(part) else f"{part:.{2 + decimals(part)}f}"
 
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     _, first = table.rows[0]
     titles = zip(table.titles, first, strict=True)
-    writer.writerow([table.of_rows, *(f"{title}{kind}" for title, cell in titles for kind in parts(cell))])
+    rows = [[table.of_rows, *(f"{title}{kind}" for title, cell in titles for kind in parts(cell))]]
     for label, cells in table.rows:
-        writer.writerow([label, *(text(part) for cell in cells for part in parts(cell).values())])
-    return out.getvalue()
+        rows.append([label, *(text(part) for cell in cells for part in parts(cell).values())])
+    return texts.as_csv(rows)
 
 
 def written(table: Table, name: str) -> dict[str, str]:
@@ -215,9 +211,8 @@ def written(table: Table, name: str) -> dict[str, str]:
 def confusion_csv(matrices: Mapping[str, Sequence[Sequence[float]]], class_names: Sequence[str] = ()) -> str:
     """Return CSV text of confusion matrices by method: a row per class, a column for what it is taken for."""
     classes = len(next(iter(matrices.values())))
-    names, out = list(class_names) or [*range(classes)], io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "class", *(f"as {name}" for name in names), "as none"])
+    names = list(class_names) or [*range(classes)]
+    rows = [["method", "class", *(f"as {name}" for name in names), "as none"]]
     for label, matrix in matrices.items():
-        writer.writerows([label, name, *counts] for name, counts in zip(names, matrix, strict=True))
-    return out.getvalue()
+        rows += [[label, name, *counts] for name, counts in zip(names, matrix, strict=True)]
+    return texts.as_csv(rows)

@@ -29,7 +29,7 @@ def build_models(
     Raises:
       JaxflError: if there is no such network, two are the same, or the numbers of clients do not add up.
     """
-    named, counts = architectures(setup, shape, len(partition.train))
+    named, counts = _architectures(setup, shape, len(partition.train))
     built = []
     for choice in named:
         name, texts = choices.split(choice)
@@ -39,14 +39,14 @@ def build_models(
         # A name that shows an option, or is one of several with the same base, shows all that were given.
         if some_options or sum(choices.split(other)[0] == name for other in named) > 1:
             model = dataclasses.replace(model, name=choices.join(base, texts))
-        computed = {"precision": setup.run.precision, "convolution": setup.machine.convolution, "task": task}
-        built.append(dataclasses.replace(model, **computed))
+        how = {"precision": setup.run.precision, "convolution": setup.machine.convolution}
+        built.append(dataclasses.replace(model, task=task, choice=choice, **how))
     if len({model.name for model in built}) < len(built):
         raise JaxflError("--models names one architecture twice; name it once, with clients=NUMBER.")
     return tuple(zip(built, _divide_clients(counts, len(partition.train)), strict=True))
 
 
-def architectures(setup: Setup, shape: tuple[int, ...], clients: int) -> tuple[list[str], list[str | None]]:
+def _architectures(setup: Setup, shape: tuple[int, ...], clients: int) -> tuple[list[str], list[str | None]]:
     """Return the model choices for examples of a shape, and the number of clients of each, None if not given.
 
     There are no more default models than clients.
@@ -68,11 +68,7 @@ def client_devices(setup: Setup, federation: Federation) -> PerGroup | None:
       JaxflError: see `jaxfl.machine.clock.profile`; an architecture may be named as in `--models`.
     """
     models = federation.models
-    chosen, _ = architectures(setup, models[0].shape, federation.clients)
-    names = {
-        model.name: {choice, choices.without_folder(choice)}
-        for model, choice in zip(models, chosen, strict=True)
-    }
+    names = {model.name: {model.choice, choices.without_folder(model.choice)} for model in models}
     known = profile(setup.run.device_profile, names)
     if known is None:
         return None

@@ -40,6 +40,7 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
     """Return the job of one run, or of several that differ only in their seeds and rates: one program."""
     variant, setup = runs[0]
     cohorts = [_cohorts(setup, federation) for _, setup in runs]
+    devices = client_devices(setup, federation)
     return Job(
         variant.programs,
         federation,
@@ -49,9 +50,10 @@ def job_of(runs: Sequence[tuple[Variant, Setup]], federation: Federation) -> Job
         eval_every=setup.run.eval_every,
         score_cohort=setup.run.score_cohort,
         likely=needs_rows(federation.task, setup.machine.show),
-        conditions=[_conditions(setup, federation) for _, setup in runs],
+        conditions=[_conditions(setup, federation, devices) for _, setup in runs],
         on_host=setup.machine.client_state == "host",
         accounting=[_accounting(*run, federation, of_run) for run, of_run in zip(runs, cohorts, strict=True)],
+        client_devices=devices,
     )
 
 
@@ -83,14 +85,13 @@ def _cohorts(setup: Setup, federation: Federation) -> PerGroup:
     return balance(drawn, [np.asarray(group.size) for group in federation.groups], federation)
 
 
-def _conditions(setup: Setup, federation: Federation) -> Conditions:
+def _conditions(setup: Setup, federation: Federation, devices: PerGroup | None) -> Conditions:
     """Return the conditions of a run's rounds that do not depend on its method."""
     run, dropped, deadline = setup.run, None, None
     if run.dropout or run.deadline:
         counts = [len(group.id) for group in federation.groups]
         dropped = draw_dropouts(counts, run.dropout, run.rounds, run.seed)
     if run.deadline:
-        devices = client_devices(setup, federation)
         assert devices  # `check_setup` requires it
         deadline = traced(Deadline(run.deadline, devices))
     return Conditions(factors(run.schedule, run.rounds), dropped, deadline)

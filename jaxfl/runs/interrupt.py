@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from jaxfl.errors import JaxflError
 from jaxfl.machine.processes import greatest
 
 # Exit codes; of several reasons the greatest counts. In sysexits.h the first means: try again later.
@@ -81,13 +80,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Stop runs within the block after some seconds, in time to be saved; by default as an enclosing block.
-
-    Raises:
-      JaxflError: if it is not a positive number.
-    """
-    if seconds is not None and not seconds > 0:
-        raise JaxflError(f"--max-seconds must be more than 0, not {seconds}.")
+    """Stop runs within the block after some seconds, in time to be saved; if None, as an enclosing block."""
     token = _deadline.set(_deadline.get() if seconds is None else time.monotonic() + seconds)
     try:
         yield

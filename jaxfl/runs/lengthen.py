@@ -34,13 +34,8 @@ def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: D
         )
 
 
-def extend(folder: Path, config: Config, setup: Setup, rounds: int) -> None:
-    """Write that a run has more rounds, and that those still to come are not done.
-
-    Raises:
-      JaxflError: if no checkpoint is left to go on from.
-    """
-    kept = rounds_kept(folder, setup, rounds)
+def extend(folder: Path, config: Config, rounds: int, kept: int) -> None:
+    """Write that a run has more rounds, of which the first ones `kept` are done, see `rounds_kept`."""
     longer: Config = {**config, "options": config["options"] | {"rounds": rounds}}
     if stops(config, store.read_metrics(folder)):
         longer["beyond_target"] = True

@@ -19,7 +19,6 @@ from jaxfl.core import memory
 from jaxfl.core.engine import Chunk, first_infinite, join, newcomers_in_places, simulate
 from jaxfl.core.job import Job
 from jaxfl.core.rounds import Programs
-from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, store
 from jaxfl.folder.owner import require_owned
@@ -64,7 +63,6 @@ def compilation(programs: Programs) -> tuple[int, float]:
 def proceed(
     job: Job,
     runs: Sequence[Run],
-    client_devices: PerGroup | None,
     spent: tuple[int, float],
     profile: Path | None = None,
     since: float | None = None,
@@ -76,7 +74,6 @@ def proceed(
     Args:
       job: the job; on a CPU, each of several runs has the same bits as alone.
       runs: runs in the order of the job, all at the same round.
-      client_devices: how fast the clients are, if known, see `jaxfl.runs.architectures.client_devices`.
       spent: `compilation` before anything was compiled for them.
       profile: folder for a trace of the second chunk of rounds, or of the only one.
       since: when the work for a single run began, by `time.perf_counter`; its result then has the seconds
@@ -95,7 +92,7 @@ def proceed(
     Thread(target=importlib.import_module, args=["jaxfl.results.curves"]).start()
     compilations, seconds = spent
     done = runs[0].done
-    ended, outcomes = _train(job, runs, client_devices, seconds, profile), []
+    ended, outcomes = _train(job, runs, seconds, profile), []
     for i, run in enumerate(runs):
         if i in ended:
             outcomes.append(ended[i])
@@ -104,14 +101,14 @@ def proceed(
             continue
         compiled_by_now, _ = compilation(job.programs)
         try:
-            outcomes.append(_conclude(job, run, client_devices, compiled_by_now - compilations, done, since))
+            outcomes.append(_conclude(job, run, compiled_by_now - compilations, done, since))
             compilations = compiled_by_now
         except JaxflError as error:
             outcomes.append(error)
     return outcomes
 
 
-def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]:
+def _train(job, runs, seconds, profile) -> dict[int, JaxflError]:
     """Compute and write down all rounds; return the errors of runs that end early, by their numbers."""
     ended, done = {}, runs[0].done
     going = {i: run for i, run in enumerate(runs) if not stops(run.config, run.metrics)}
@@ -133,7 +130,7 @@ def _train(job, runs, client_devices, seconds, profile) -> dict[int, JaxflError]
                 for i, run in list(going.items()):
                     where, options = (job.federation, job.cohorts[i]), run.config["options"]
                     asked_for = options.get("deadline"), options.get("show", ())
-                    new = records(of_runs[i], *where, spent, client_devices, len(runs), *asked_for)
+                    new = records(of_runs[i], *where, spent, job.client_devices, len(runs), *asked_for)
                     new[-1]["seconds"]["write"] = wrote[i]
                     if (guaranteed := job.accounting[i]) and "accuracy" in new[-1]:
                         new[-1]["privacy"] = cast(Privacy, guaranteed(new[-1]["round"]))
@@ -261,9 +258,7 @@ def _about_clients(job: Job, state) -> dict[str, dict]:
     return known
 
 
-def _conclude(
-    job: Job, run: Run, client_devices: PerGroup | None, compilations: int, before: int, since: float | None
-) -> Result:
+def _conclude(job: Job, run: Run, compilations: int, before: int, since: float | None) -> Result:
     """Write the result and the pictures of a run whose rounds are done, and return the result.
 
     `compilations` programs were compiled for it, and other processes have computed the rounds `before`; all
@@ -303,7 +298,7 @@ def _conclude(
         texts["confusion.csv"] = confusion_csv(tables, words)
     files.write_pictures(folder, pictures)
     names = store.read_partition(folder).names
-    table = clients.as_csv(metrics, job.federation, names, client_devices)
+    table = clients.as_csv(metrics, job.federation, names, job.client_devices)
     files.write_texts(folder, texts | {"clients.csv": table})
     if since is not None:
         timed = itertools.chain(*(record.get("seconds", {}).values() for record in metrics[before:]))

@@ -20,23 +20,17 @@ def _to_stderr(sentence: str) -> None:
 
 
 class Observer(NamedTuple):
-    """Callbacks for progress reports.
+    """Callbacks for progress reports."""
 
-    Args:
-      prepared: called with the setup, its data, and the number of runs.
-      said: called with a sentence about what happens next.
-      warned: called with a sentence that nobody should miss; by default it goes to stderr.
-      progressed: called with a unique name of a run and its newest records, as in metrics.jsonl.
-      kept: called with the same for a run that had finished before, with all its records.
-      ahead: called at the beginning of each setting of a study with the rounds of all runs from there on.
-    """
-
-    prepared: Callable[[Setup, Data, int], None] = _ignore
-    said: Callable[[str], None] = _ignore
-    warned: Callable[[str], None] = _to_stderr
+    prepared: Callable[[Setup, Data, int], None] = _ignore  # gets the setup, its data, the number of runs
+    said: Callable[[str], None] = _ignore  # gets a sentence about what happens next
+    warned: Callable[[str], None] = _to_stderr  # gets a sentence that nobody should miss
     progressed: Callable[[str, list[Round]], None] = _ignore
+    """Gets a unique name of a run and its newest records, as in metrics.jsonl."""
     kept: Callable[[str, list[Round]], None] = _ignore
+    """Gets the same for a run that had finished before, with all its records."""
     ahead: Callable[[int], None] = _ignore
+    """Gets, at the beginning of each setting of a study, the rounds of all runs from there on."""
 
 
 ONLY_WARNINGS = Observer()

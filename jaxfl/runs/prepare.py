@@ -25,7 +25,7 @@ from jaxfl.data import generators as streams
 from jaxfl.data import partition as partitions
 from jaxfl.data import partition_formats, saved_partition, shift
 from jaxfl.data.federate import federate, set_apart, without_data
-from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.federation import Federation
 from jaxfl.data.normalisation import training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, rule_of_test
@@ -53,15 +53,14 @@ USUAL = {("digits", "classes"): {"samples_per_client": 20}}
 class Data(NamedTuple):
     """A prepared federation and what it was made of.
 
-    `client_devices` says how fast clients are, `starts` from what architectures start, if given, and `drawn`
-    is the shift of the clients' images, if any.
+    `starts` says from what architectures start, if given, and `drawn` is the shift of the clients' images, if
+    any.
     """
 
     source: Source
     partition: Partition
     models: tuple[tuple[Model, int], ...]
     federation: Federation
-    client_devices: PerGroup | None
     starts: tuple[str, ...] = ()
     drawn: Drawn | None = None
 
@@ -102,7 +101,8 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
             f"{saved} was begun with {then['public']} public images, and there are {len(federation.public)} "
             "now; restore the former ones, or start a new run."
         )
-    return Data(source, partition, models, federation, client_devices(setup, federation), drawn=drawn)
+    client_devices(setup, federation)  # refuses a profile that does not fit, before a run begins
+    return Data(source, partition, models, federation, drawn=drawn)
 
 
 def same_source(setup: Setup, run: Path) -> Source:

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from jaxfl.core.engine import Chunk
-from jaxfl.machine.files import writing
+from jaxfl.machine.files import writes
 from jaxfl.machine.processes import on_first_process
 
 
@@ -31,7 +31,6 @@ def profiled(chunks: Iterator[dict[int, Chunk]], folder: Path, at: int) -> Itera
     yield from chunks
 
 
-@on_first_process
+@writes
 def _make_folder(folder: Path) -> None:
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)

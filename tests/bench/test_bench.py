@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -149,7 +148,7 @@ def test_a_benchmark_that_was_cut_short_continues(tmp_path, monkeypatch, capsys)
         asked.append(choice)
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return [SimpleNamespace(_asdict=lambda: {"method": choice})]
+        return [{"method": choice}]
 
     monkeypatch.setattr(bench, "measure", one_then_the_end)
     command = ["bench", "tiny", "--no-torch", "--out", str(out)]

@@ -156,8 +156,8 @@ REFUSED = [
     ("compare", "Name the methods to compare"),
     ("compare fedavg fedavg @own.args", "named twice"),
     ("compare ditto lam=0.1 @own.args", "no method 'lam=0.1'; options follow a comma, NAME,lam=0.1."),
-    ("compare fedavg @own.args --seeds 0", "jaxfl compare: --seeds must lie in [1, inf), but is 0"),
-    ("compare fedavg @own.args --seeds 100001", "100,001 runs; a comparison has at most 100,000"),
+    ("compare fedavg @own.args --seeds 0", "jaxfl compare: --seeds must lie in [1, 100000], but is 0"),
+    ("compare fedavg @own.args --seeds 100001", "--seeds must lie in [1, 100000], but is 100001"),
     (
         "compare fedavg @own.args --seed 4294967295 --seeds 2",
         "last run: --seed must lie in [0, 4294967295], but is 4294967296",

@@ -53,7 +53,7 @@ def start(folder, chosen, data, setup=SETUP):
     with owned(folder):
         data = fit_to_machine(chosen, setup, data)
         begun = begin(folder, chosen, setup, data, lambda new: None)
-        (outcome,) = proceed(job_of([(chosen, setup)], data.federation), [begun], None, spent)
+        (outcome,) = proceed(job_of([(chosen, setup)], data.federation), [begun], spent)
     if isinstance(outcome, JaxflError):
         raise outcome
 

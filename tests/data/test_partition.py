@@ -577,7 +577,7 @@ def test_impossible_divisions_are_refused(case):
 @pytest.mark.parametrize("name", sorted(PARTITIONS.keys() - {"listed"}))
 def test_a_saved_partition_comes_back_unchanged(tmp_path, name):
     saved = divided(name, labels="independent", validation_fraction=0.1)
-    saved_partition.save(saved, SOURCE, tmp_path / "mine.part")
+    saved_partition.save(tmp_path / "mine.part", saved, SOURCE)
     loaded = saved_partition.load(tmp_path / "mine.part", SOURCE)
     assert flat(loaded) == flat(saved) and loaded.outputs == saved.outputs
     assert type(loaded) is type(saved) and loaded.relabel.dtype == np.int32
@@ -589,7 +589,7 @@ def test_natural_clients_keep_their_names(tmp_path):
     named = partition.divide(SOURCE, by_column, None, 0, test="own", by=whose)
     assert named.names == ("al", "bo", "zoe")
     assert all((whose[rows] == name).all() for rows, name in zip(named.train, named.names, strict=True))
-    saved_partition.save(named, SOURCE, tmp_path / "named.npz")
+    saved_partition.save(tmp_path / "named.npz", named, SOURCE)
     assert saved_partition.load(tmp_path / "named.npz", SOURCE).names == named.names
     mixed = partition.divide(SOURCE, iid, 3, 0, test="own", by=whose)
     assert mixed.names == ()
@@ -642,7 +642,7 @@ def test_users_held_out_whole_never_train(tmp_path):
     (group,) = federate(source._replace(images=images), found, [(model, 12)]).groups
     assert np.flatnonzero(group.newcomer).tolist() == [10, 11]
     npz, rows = tmp_path / "users.npz", tmp_path / "users.json"
-    saved_partition.save(found, source, npz)
+    saved_partition.save(npz, found, source)
     partition_formats.write_json(rows, found, source)
     for again in saved_partition.load(npz, source), partition_formats.read(rows, source):
         assert flat(again) == flat(found) and again.names == found.names
@@ -661,7 +661,7 @@ def test_where_test_rows_come_from_depends_only_on_options():
 
 def test_a_partition_of_other_data_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
-    saved_partition.save(divided("iid"), SOURCE, path)
+    saved_partition.save(path, divided("iid"), SOURCE)
     swapped = SOURCE.labels.copy()
     swapped[[0, -1]] = swapped[[-1, 0]]
     for other, sentence in [
@@ -675,7 +675,7 @@ def test_a_partition_of_other_data_is_refused(tmp_path):
 
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "mine.npz"
-    saved_partition.save(divided("iid"), SOURCE, path)
+    saved_partition.save(path, divided("iid"), SOURCE)
     good = dict(np.load(path))
     for damage in [
         {"train": good["train"][1:]},
@@ -704,7 +704,7 @@ def test_damaged_files_are_refused(tmp_path):
 def test_files_that_cannot_be_written_are_refused(tmp_path):
     parts, path = divided("iid"), tmp_path / "nowhere" / "mine"
     with pytest.raises(JaxflError, match="cannot be written"):
-        saved_partition.save(parts, SOURCE, path)
+        saved_partition.save(path, parts, SOURCE)
 
 
 # --- the picture

@@ -465,7 +465,7 @@ def test_a_comparison_stops_in_time(slow, finished, dataset, tmp_path, capsys):
     code, said = main(capsys, *words, "--max-seconds", "85")  # eight chunks of ten seconds each
     assert code == 75 and "stopped with 1 of 2 runs finished, because the next rounds would not end" in said
     assert contents(folder / "fedavg" / "seed-3") == contents(finished)
-    assert "--max-seconds must be more than 0" in refusal(capsys, *words, "--max-seconds", "0")
+    assert "--max-seconds must lie in (0, inf), but is 0" in refusal(capsys, *words, "--max-seconds", "0")
     assert main(capsys, *words)[0] == 0
 
 

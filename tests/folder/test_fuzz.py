@@ -409,7 +409,7 @@ def test_methods_train_on_random_partitions(tmp_path_factory, method, data):
     np.savez(folder / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
     saved = Partition(train, none, test, relabel, 3)
     assert_fits(saved, source)
-    saved_partition.save(saved, readers.load(str(folder / "tiny.npz")), folder / "mine.npz")
+    saved_partition.save(folder / "mine.npz", saved, readers.load(str(folder / "tiny.npz")))
     run = jaxfl.run(
         short(method),
         run_dir=folder / "run",

@@ -178,7 +178,7 @@ def test_held_out_images_belong_to_no_client_and_come_from_every_class(name, tmp
     rows = np.concatenate([*held_out.train, *held_out.validation, *held_out.test])
     assert not set(held_out.public) & set(rows) and len(set(held_out.public)) == expected.sum()
 
-    saved_partition.save(held_out, SOURCE, tmp_path / "mine.npz")
+    saved_partition.save(tmp_path / "mine.npz", held_out, SOURCE)
     loaded = saved_partition.load(tmp_path / "mine.npz", SOURCE)
     assert loaded.public.dtype == np.int32 and loaded.public.tolist() == held_out.public.tolist()
     saved = {"partition": str(tmp_path / "mine.npz"), "clients": 4}
