@@ -135,8 +135,8 @@ def _run_from(old: Path, arguments: list[str]) -> None:
     training = training_of(store.read_config(old))
     sections = [_defaults(choice, training)]
     asked, again, *others = parse(f"run {choice} --from RUN", flags, sections, Repetition, *BESIDE)
-    asked = training | asked
-    _begin(lambda **how: runs.repeat(old, seed=again.seed, variant=choose(choice, asked), **how), *others)
+    variant = choose(choice, {name: training[name] for name in training if name not in asked}, **asked)
+    _begin(lambda **how: runs.repeat(old, seed=again.seed, variant=variant, **how), *others)
 
 
 BESIDE = (RunFolder, Logs, Profile, Limit, Processes)  # options of a run that are not part of what it tries

@@ -84,7 +84,7 @@ def read_source(
                 f"leave them out by {how.name},missing=drop, or the columns by without=."
             )
         frame = frame[~empty]
-    numbered = {"numbers": np.flatnonzero(~empty)}
+    numbered: dict[str, Any] = {"numbers": np.flatnonzero(~empty)}
     if not len(frame):
         raise JaxflError(f"{place} has no rows to learn from; give it some without empty fields.")
     values = {str(column): _plain(place, str(column), frame[column]) for column in frame.columns}

@@ -63,6 +63,7 @@ class DataSet(TypedDict):
     std: list[float]
     public: int  # number of public images
     class_names: NotRequired[list[str]]
+    public_checksum: NotRequired[str]  # of public images and their labels
     checksum: NotRequired[str]  # of all images in their order; runs of earlier versions have none
     task: NotRequired[str]  # runs of earlier versions are of classes
     vocabulary: NotRequired[int]  # number of tokens that there are; 0 of other inputs
@@ -219,7 +220,7 @@ class Round(Spent):
     """of the deployed models, where evaluated; with the scores that `--show` asks for"""
     received: NotRequired[Accuracy]  # of the models that clients receive
     newcomers: NotRequired[Newcomers]  # in the last round
-    attack_success: NotRequired[float]  # of a backdoor, where evaluated
+    attack_success: NotRequired[float | None]  # of a backdoor, where evaluated
     privacy: NotRequired["Privacy"]  # where evaluated
     seconds: NotRequired[dict[str, float]]
     """compile, train, evaluate and write of the rounds since the evaluation before"""
@@ -261,7 +262,7 @@ class Result(Costs):
     code: list[Code]  # every code of the run, each with the first round that it computed
     cohort: NotRequired[CohortScores]  # means over the last ten rounds that have them
     newcomers: NotRequired[Newcomers]
-    attack_success: NotRequired[float]
+    attack_success: NotRequired[float | None]
     privacy: NotRequired["Privacy"]
 
 

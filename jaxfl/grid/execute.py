@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxfl.config.setup import Setup
+from jaxfl.config.setup import MachineOptions, Setup
 from jaxfl.core.engine import begin as begin_compiling
 from jaxfl.core.programs import compilers
 from jaxfl.errors import JaxflError, without_traceback
@@ -241,13 +241,18 @@ def _compile(runs: Runs, shared: Setup, data: Data) -> None:
 
 
 def _as_begun(folder: Path, entry: Planned) -> Planned:
-    """Return a run with the choices for its machine with which it was begun, unless others are asked for."""
+    """Return a run with the choices for its machine with which it was begun, unless others are asked for.
+
+    It computes the scores that it was begun with, also if others are shown.
+    """
     if not store.holds(folder, store.CONFIG):
         return entry
-    asked = {name: getattr(entry.setup.machine, name) for name in ("devices", "data_dir", "show")}
+    changing = "devices", "data_dir", "checkpoint_every", "keep_checkpoints"
+    asked = {name: getattr(entry.setup.machine, name) for name in changing}
     # The command has named the files that it names.
     setup, _ = restore(folder, store.read_config(folder), changed_code=True)
-    setup = setup.replace(**{name: value for name, value in asked.items() if value is not None})
+    usual = vars(MachineOptions())
+    setup = setup.replace(**{name: value for name, value in asked.items() if value != usual[name]})
     done = max(checkpoint.saved(folder, len(store.read_metrics(folder))), default=0)
     return entry._replace(setup=setup, done=done)
 

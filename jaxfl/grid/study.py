@@ -7,6 +7,7 @@ comparisons is true here: finished runs are kept, begun ones go on, a run that f
 import contextlib
 import itertools
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -218,8 +219,13 @@ def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
     words = setting_name({n: v for changed in options for n, v in changed if stops or n != "target"})
     usual = store.file_name(words) if words else "runs"
     there = sorted(os.listdir(folder)) if folder.is_dir() and not (folder / usual).exists() else ()
-    parts = sorted(usual.split("-"))
-    return folder / next((other for other in there if sorted(other.split("-")) == parts), usual)
+    parts = sorted(_options(usual))
+    return folder / next((other for other in there if sorted(_options(other)) == parts), usual)
+
+
+def _options(name: str) -> list[str]:
+    """Return the options in the name of a setting's folder; a value may have a hyphen, as 1e-05 has."""
+    return re.split(r"-(?=\w+=)", name)
 
 
 @files.reads

@@ -76,6 +76,8 @@ def read(path: str | Path) -> Study:
         raise JaxflError(f"There is no study {path}; {hint}")
     study = _typed(path, _read_toml(path))
     _check_axes(path, study.axes, study.options)
+    if SHOW in {*study.options, *options_along(study.axes)}:
+        raise JaxflError(f"{path}: write show beside methods, where it is for tables and runs alike.")
     axes = {name: [_ordered(value, values) for value in values] for name, values in study.axes.items()}
     for name, values in [("methods", study.methods), (SHOW, study.show), *axes.items()]:
         folders = [store.file_name(setting_name({name: value})) for value in values]

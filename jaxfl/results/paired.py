@@ -80,7 +80,10 @@ def label_of(against: str, labels: Iterable[str]) -> str:
 
 
 def matching_label(wanted: str, labels: Iterable[str]) -> str | None:
-    """Return the label that `wanted` means, or None; its numbers may be written differently (1 for 1.0)."""
+    """Return the label that `wanted` means, or None; its numbers may be written differently (1 for 1.0).
+
+    It may be the beginning of a single label, to which a table has added what tells it from others.
+    """
     labels = list(labels)
     if wanted in labels:
         return wanted
@@ -88,7 +91,8 @@ def matching_label(wanted: str, labels: Iterable[str]) -> str | None:
         with contextlib.suppress(JaxflError):  # if options occur twice, as with several models
             if _numbers(label) == _numbers(wanted):
                 return label
-    return None
+    longer = [label for label in labels if label.startswith(f"{wanted},")]
+    return longer[0] if len(longer) == 1 else None
 
 
 def _numbers(label: str) -> tuple:

@@ -15,7 +15,7 @@ from jaxfl.folder.code import history
 from jaxfl.folder.records import CohortScores, Config, Newcomers, Result, Round, Spent
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
-from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, teacher_accuracy
+from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, mean_of, teacher_accuracy
 from jaxfl.results.target import by_target, gains, stops
 from jaxfl.tasks import task_of
 
@@ -50,7 +50,7 @@ def records(
         lines[-1]["accuracy"] = accuracy(chunk.scores["personal"], federation, show, likely)
         lines[-1]["received"] = accuracy(chunk.scores["received"], federation)
         if attacked := chunk.scores.get("attacked"):
-            lines[-1]["attack_success"] = accuracy(attacked, federation)["mean"]
+            lines[-1]["attack_success"] = mean_of(accuracy(attacked, federation)["per_client"])
     lines[-1]["seconds"] = {
         "compile": compile_seconds,
         "train": chunk.train_seconds,
@@ -210,7 +210,7 @@ NO_VALIDATION = "clients have no validation rows to choose by; runs with a valid
 
 
 def selected(result: Result, metrics: list[Round], select: str) -> Result:
-    """Return a run's result with the accuracies of another evaluation; its costs stay those of the whole run.
+    """Return a run's result with the scores of another evaluation; its costs stay those of the whole run.
 
     It is the last one, or for "validation" the first with the best accuracy on validation rows.
 
@@ -220,7 +220,10 @@ def selected(result: Result, metrics: list[Round], select: str) -> Result:
     if select == "last":
         return result
     record = best(result["method"], metrics)
-    return {**result, "accuracy": record["accuracy"], "received": record["received"]}
+    chosen: Any = {
+        name: record[name] for name in record if name in ("accuracy", "received", "attack_success")
+    }
+    return cast(Result, {**result, **chosen})
 
 
 def best(label: str, metrics: list[Round]) -> Round:

@@ -1,12 +1,15 @@
 """One row for each method of a grid: the one whose runs are best on validation rows, see ``--tune lr``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxfl.config import choices
+from jaxfl.config.values import text
 from jaxfl.errors import JaxflError
-from jaxfl.results.frame import Frame, by_case, words
+from jaxfl.folder import store
+from jaxfl.results.frame import Entry, Frame, by_case, words
 from jaxfl.results.result import NO_VALIDATION
 from jaxfl.tasks import task_of
 
@@ -40,6 +43,7 @@ def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
 
     Returns:
       Those with the largest mean over their seeds, named without what is tuned; and a note on what was best.
+      Who lacks seeds that others of its method have finished is not chosen.
 
     Raises:
       JaxflError: if clients have no validation rows.
@@ -56,13 +60,20 @@ def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
         shown = name, tuple((axis, value) for axis, value in setting if axis not in tune)
         tried = ",".join(filter(None, [options, *(value for axis, value in setting if axis in tune)]))
         gain = task_of(scores[0]).gain(float(np.mean(np.array(shares, float))))
-        grids.setdefault(shown, {})[method, setting] = gain, tried
+        grids.setdefault(shown, {})[method, setting] = (len(runs), gain), tried
     kept, notes = {}, []
     for shown, grid in grids.items():
         case = max(grid, key=lambda place: grid[place][0])
         kept[case] = dict(zip(("method", "setting"), shown, strict=True))
-        notes += [f"{grid[case][1]} for {words(shown)}"] if grid[case][1] else []
+        tried = grid[case][1] or (len(grid) > 1 and _default(cases[case], tune))
+        notes += [f"{tried} for {words(shown)}"] if tried else []
     stay = [
         run._replace(**kept[case]) for case, runs in cases.items() if case in kept for run in runs.values()
     ]
     return stay, [f"The best on validation rows: {'; '.join(notes)}."] if notes else []
+
+
+def _default(runs: Mapping[Any, Entry], tune: Sequence[str]) -> str:
+    """Return the values of tuned options in runs whose label lacks them."""
+    options = store.read_config(next(iter(runs.values())).folder)["options"]
+    return ",".join(f"{option}={text(options[option])}" for option in tune if option in options)

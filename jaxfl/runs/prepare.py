@@ -41,7 +41,7 @@ from jaxfl.mechanisms.wire import wire_of
 from jaxfl.models.model import Model
 from jaxfl.results.target import check_targets
 from jaxfl.runs.architectures import build_models, client_devices
-from jaxfl.runs.recorded_data import recorded_moments, require_same_images
+from jaxfl.runs.recorded_data import recorded_moments, require_same_images, require_same_public
 from jaxfl.tasks import task_of
 
 CLIENTS = 20  # default number
@@ -96,11 +96,8 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     federation = replace(federation, wire=wire_of(setup, federation, source.images))
     if hosted:
         federation = on_host(federation)
-    if then and then["public"] != len(federation.public):
-        raise JaxflError(
-            f"{saved} was begun with {then['public']} public images, and there are {len(federation.public)} "
-            "now; restore the former ones, or start a new run."
-        )
+    if saved and then:
+        require_same_public(saved, then, federation)
     client_devices(setup, federation)  # refuses a profile that does not fit, before a run begins
     return Data(source, partition, models, federation, drawn=drawn)
 

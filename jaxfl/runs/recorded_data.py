@@ -25,6 +25,22 @@ def require_same_images(run: Path, then: DataSet, source: Source) -> None:
         )
 
 
+def require_same_public(run: Path, then: DataSet, federation: Federation) -> None:
+    """Refuse public images of another number, or other ones, than `images_of` a run says."""
+    number, now = len(federation.public), _of_public(federation)
+    if then["public"] != number or then.get("public_checksum", now) != now:
+        raise JaxflError(
+            f"{run} was begun with {then['public']} public images, and there are {number} or others now; "
+            "restore the former ones, or start a new run."
+        )
+
+
+def _of_public(federation: Federation) -> str:
+    rows = np.asarray(federation.public)
+    seen = np.asarray(federation.seen(rows)) if len(rows) else np.zeros(0)
+    return _checksum(seen) + _checksum(np.asarray(federation.labels)[rows])
+
+
 def _checksum(images: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
 
@@ -47,6 +63,7 @@ def images_of(source: Source, federation: Federation) -> DataSet:
         "mean": np.ravel(federation.mean).tolist(),
         "std": np.ravel(federation.std).tolist(),
         "public": len(federation.public),
+        "public_checksum": _of_public(federation),
         "class_names": list(source.class_names),
         "checksum": _checksum(images),
         "task": federation.task.name,

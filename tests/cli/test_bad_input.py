@@ -173,6 +173,7 @@ REFUSED = [
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
     ("run fedper --from runs/fedavg-own --rounds 3", "jaxfl run fedper --from RUN has no option --rounds"),
+    ("run fedprox,mu=1 --mu 0 --from runs/fedavg-own", "fedprox,mu=1 gives mu, which is given once more"),
     ("list everything", "shift, schedule or name of the wire 'everything'"),
     ("cite local", "local has no paper to cite"),
     # numbers outside of their range

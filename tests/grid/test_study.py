@@ -370,6 +370,9 @@ def test_a_setting_is_found_whatever_the_order_of_its_axes(toy, tmp_path):
     for other in ("mu=0.0", "c=1-a=1-b=2", "c=1-a=1-b=1"):
         (tmp_path / other).mkdir()
     assert study._folder(found, tmp_path, setting).name == "c=1-a=1-b=1"
+    (tmp_path / "lr=1e-05-weight_decay=1e-06").mkdir()  # whose parts between hyphens are the same
+    other = study._folder(found, tmp_path, {"lr": 1e-6, "weight_decay": 1e-5})
+    assert other.name == "lr=1e-06-weight_decay=1e-05"
 
 
 def test_the_bar_counts_all_settings_and_estimates_by_what_was_computed(monkeypatch, toy):
@@ -605,6 +608,8 @@ def test_every_study_of_the_papers_can_be_read():
             "lam is an option of compfl, .* of which none is named",
         ),
         ('methods = ["fedavg"]\n[options]\nrounds = "many"', "rounds"),
+        ('methods = ["fedavg"]\n[options]\nshow = ["auc"]', "write show beside methods"),
+        ('methods = ["fedavg"]\n[axes]\nshow = [["auc"], []]', "write show beside methods"),
         ('methods = ["fedavgg"]', "no method 'fedavgg'; did you mean 'fedavg'?"),
         ("methods", "is not valid TOML"),
         ('methods = ["fedavg"]\nseeds = "three"', "seeds must be a whole number, not 'three'"),
@@ -659,7 +664,7 @@ def test_every_study_of_the_papers_can_be_read():
             'methods = ["local"]\nshow = ["accuracy", "received"]\n[names]\naccuracy = "received %"',
             "accuracy is not the only one that names calls 'received %'",
         ),
-        ('methods = ["local"]\nseeds = 0', "seeds must lie in .1, inf., but is 0"),
+        ('methods = ["local"]\nseeds = 0', "seeds must lie in .1, 100000., but is 0"),
         ('methods = ["local"]\n[options]\nlr = 0.1\n[axes]\nlr = [0.2]', "lr is an option and an axis"),
         ('methods = ["fedprox", "fedprox,mu=0.01"]', "is named twice"),
         ('methods = ["local"]\n[axes]\npartition = ["iid", "dirichlet,beta=1"]', "beta"),

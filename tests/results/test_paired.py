@@ -216,6 +216,10 @@ def test_a_row_is_found_by_its_label_even_if_it_has_an_option_twice():
     assert label_of("ditto,lam=1", labels) == "ditto,lam=1.0"
     with pytest.raises(JaxflError, match="no such row in the table; did you mean 'ditto,lam=1.0'"):
         label_of("dito,lam=1.0", labels)
+    longer = ["fedavg,lr=0.05", "mine,lr=0.01"]  # a table tells a method from others by more options
+    assert label_of("fedavg", longer) == "fedavg,lr=0.05"
+    with pytest.raises(JaxflError, match="no such row"):
+        label_of("fedavg", [*longer, "fedavg,lr=0.1"])
 
 
 def test_columns_have_units_and_include_those_of_newcomers():

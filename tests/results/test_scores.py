@@ -34,7 +34,7 @@ from jaxfl.registry import METHODS
 from jaxfl.results.clients import as_csv
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
-from jaxfl.results.scores import accuracy, cohort_accuracy, teacher_accuracy
+from jaxfl.results.scores import accuracy, cohort_accuracy, mean_of, teacher_accuracy
 from jaxfl.tasks.class_rows import Rows, auc
 from jaxfl.tasks.classes import CLASSES, Counts, balanced, macro_f1
 
@@ -401,6 +401,11 @@ def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
     assert teacher_accuracy(CLASSES, teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
 
 
+def test_a_mean_is_of_the_clients_that_have_a_value():
+    """Of a backdoor's success they have none whose rows are all of its target."""
+    assert mean_of([0.5, None, 0.75, np.nan]) == 0.625 and mean_of([None]) is None
+
+
 def test_a_summary_is_of_the_last_ten_and_of_the_best():
     """In these metrics the best model by validation rows is not the best by test rows."""
     means, validations = np.arange(12) / 20, [0.1, 0.2, 0.9, *[0.3] * 9]
@@ -440,6 +445,8 @@ def test_a_summary_is_of_the_last_ten_and_of_the_best():
     assert (then["accuracy"], then["received"]) == (metrics[2]["accuracy"], {"mean": 2 / 30})
     assert {**then, "accuracy": found["accuracy"], "received": found["received"]} == found
     assert selected(found, metrics, "last") == found
+    metrics[2]["attack_success"] = 0.25  # at the same evaluation
+    assert selected({**found, "attack_success": 0.75}, metrics, "validation")["attack_success"] == 0.25
     metrics[0]["accuracy"]["validation"] = None
     with pytest.raises(JaxflError, match="^fedavg: clients have no validation rows to choose"):
         selected(found, metrics, "validation")

@@ -7,6 +7,7 @@ import pytest
 import jaxfl
 from jaxfl.errors import JaxflError
 from jaxfl.grid import study_file, study_table
+from jaxfl.results import tuned
 from jaxfl.results.frame import Entry
 from jaxfl.results.tuned import best
 
@@ -24,6 +25,7 @@ def test_the_best_is_the_one_with_the_largest_mean_on_validation_rows():
         "fedavg,lr=0.1": [0.5, 0.9],
         "fedavg,lr=0.2": [0.8] * 2,
         "fedavg,lr=0.3": [0.8] * 2,
+        "fedavg,lr=0.4": [0.95],  # which has lost a seed
         "local": [0.1],
     }
     frame = [
@@ -36,9 +38,15 @@ def test_the_best_is_the_one_with_the_largest_mean_on_validation_rows():
     assert said == "The best on validation rows: lr=0.2 for fedavg."
 
 
+def test_a_default_that_is_best_is_named(monkeypatch):
+    monkeypatch.setattr(tuned.store, "read_config", lambda folder: {"options": {"lr": 0.05}})
+    (kept,), (said,) = best([run("ditto", 0.9, 0.1), run("ditto,lr=0.2", 0.8, 0.2)], ["lr"])
+    assert kept.method == "ditto" and said == "The best on validation rows: lr=0.05 for ditto."
+
+
 def test_a_comparison_has_a_row_for_each_method(dataset, tmp_path):
     folder, tune = tmp_path / "grid", {"tune": "lr", "against": "local"}
-    methods, grid = ("fedavg,lr=1e-4", "fedavg,lr=0.5", "local"), {"dataset": dataset[1], **OPTIONS}
+    methods, grid = ("fedavg", "fedavg,lr=0.5", "local"), {"dataset": dataset[1], **OPTIONS}
     with pytest.raises(JaxflError, match="--tune: clients have no validation rows to choose by"):
         jaxfl.compare(*methods, run_dir=folder, **tune, **grid)
     with pytest.raises(JaxflError, match="--tune mu: no row differs in it"):
@@ -53,7 +61,8 @@ def test_a_comparison_has_a_row_for_each_method(dataset, tmp_path):
         assert [label for label, _ in table.rows] == ["fedavg", "local"]
         assert table.rows[0][1][0].mean == pytest.approx(100 * runs[best]["mean"])
         (said,) = [note for note in table.notes if note.startswith("The best on validation rows")]
-        assert said == f"The best on validation rows: {best.removeprefix('fedavg,')} for fedavg."
+        rate = {"fedavg": "lr=0.05"}.get(best, "lr=0.5")
+        assert said == f"The best on validation rows: {rate} for fedavg."
     assert made.table.titles[1] == "minus local"
 
 

@@ -5,6 +5,7 @@ before each of its checkpoints: these copies are stopped runs.
 """
 
 import csv
+import dataclasses
 import errno
 import itertools
 import json
@@ -20,6 +21,7 @@ import pytest
 import scipy.stats
 from conftest import comparable, drawing, long, tiny_source
 from folders import copied_before_checkpoints, metrics, state
+from methods.rounds import alike
 
 import jaxfl
 from jaxfl import cli, registry
@@ -33,7 +35,7 @@ from jaxfl.folder.config import at_own_default, described
 from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparisons
 from jaxfl.grid import execute
-from jaxfl.grid.plan import sentences
+from jaxfl.grid.plan import Planned, sentences
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.results import drawings, frame
@@ -42,6 +44,7 @@ from jaxfl.results.notes import OTHER_DATA, OTHER_ROWS, on_code, on_runs, on_unt
 from jaxfl.results.table import Cell
 from jaxfl.runs import prepare
 from jaxfl.runs.lengthen import rates_depend_on_length
+from jaxfl.runs.recorded_data import images_of, require_same_public
 from jaxfl.runs.setup_check import check_setup
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -774,6 +777,27 @@ def test_methods_with_public_images_resume(dataset, tmp_path, method):
         for line in metrics(original):
             assert [of_client["client"] for of_client in line["findings"]["assembled"]] == line["clients"]
         assert sum(line["bytes_down"] for line in metrics(original)) > 0
+
+
+def test_other_public_images_are_refused():
+    """Those of another set may change while a run is stopped."""
+    federation = alike()
+    then = images_of(tiny_source(), federation)
+    require_same_public(Path("run"), then, federation)
+    rows = np.asarray(federation.public)
+    images, labels = np.array(federation.images), np.array(federation.labels)
+    images[rows[0]] += 1
+    labels[rows[-1]] = (labels[rows[-1]] + 1) % 3
+    for changed in ({"images": images}, {"labels": labels}, {"public": rows[1:]}):
+        with pytest.raises(JaxflError, match=f"run was begun with {len(rows)} public images, and there are"):
+            require_same_public(Path("run"), then, dataclasses.replace(federation, **changed))
+
+
+def test_a_begun_run_keeps_its_scores_and_takes_other_checkpoints(compared, tmp_path):
+    altered(runs(compared)[0], folder := tmp_path / "run", show=["loss"], checkpoint_every=3)
+    entry = Planned(choose("fedavg"), Setup.of(show=["auc"], keep_checkpoints=9))
+    machine = execute._as_begun(folder, entry).setup.machine
+    assert (machine.show, machine.keep_checkpoints, machine.checkpoint_every) == (("loss",), 9, 3)
 
 
 @drawing("topology.png")

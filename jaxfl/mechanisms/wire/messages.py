@@ -158,8 +158,8 @@ def first_clip(federation: Federation) -> jax.Array | None:
     return federation.wire.privacy.clip if federation.wire and federation.wire.adapts else None
 
 
-def without(federation: Federation, cohort: Cohort, left_out: jax.Array | None) -> Cohort:
-    """Return a cohort of one architecture without some of its clients (k,), for whom it has no round."""
+def without(federation: Federation, cohort: Cohort, left_out: Any) -> Cohort:
+    """Return a cohort of one architecture without some of its clients, (k,) bool; None for nobody."""
     if left_out is None:
         return cohort
     index = jnp.where(left_out, len(federation.group.id), cohort.slots.index)
