@@ -15,7 +15,6 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -69,8 +68,7 @@ class Barred(blocks.Conv):
     def __call__(self, x, *, train, mask):
         """Apply the layer as `Conv` does."""
         dtype = jnp.result_type(float)
-        kernel: Any = self.kernel
-        shape = (kernel, kernel, x.shape[conv.axis("C")], self.features)
+        shape = (*self.size, x.shape[conv.axis("C")], self.features)
         start = blocks.uniform(math.prod(shape[:3]))
         x = conv.conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
         if self.bias:

@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from jaxfl.core import flops, loops, tree
-from jaxfl.core.examples import as_it_plays
+from jaxfl.core.examples import as_trained
 from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.data.federation import Client, Federation, PerGroup
 
@@ -153,7 +153,7 @@ def _with_data(f, federation: Federation):
     """Return a one-client function whose client knows its data."""
 
     def of_client(key, client, *more):
-        return f(key, as_it_plays(dataclasses.replace(client, federation=federation)), *more)
+        return f(key, as_trained(dataclasses.replace(client, federation=federation)), *more)
 
     return of_client
 

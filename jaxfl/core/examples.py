@@ -47,13 +47,13 @@ class _Sealed(Unread):
         self._content = content
 
 
-def as_it_plays(client: Client) -> Client:
-    """Return a client of a client map: an attacker may have other labels, see `Wire.held`.
+def as_trained(client: Client) -> Client:
+    """Return a client of a client map: an attacker may have other labels, see `Wire.relabelled`.
 
     If the run protects single rows, only `own_rows` takes them.
     """
     wire = client.federation.wire
-    client = wire.held(client) if wire else client
+    client = wire.relabelled(client) if wire else client
     if not (wire and wire.rows):
         return client
     return dataclasses.replace(client, rows=_Sealed(client.rows), class_counts=_Sealed(client.class_counts))

@@ -30,7 +30,10 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
     return per_group(_counts, cohort.groups, messages)
 
 
-sent_down = sent_up  # for each client that receives it
+@one_or_all("messages")
+def sent_down(cohort: Cohort, messages: PerGroup) -> PerGroup:
+    """The scalars of one message for each client that receives it; all else as in `sent_up`."""
+    return per_group(_counts, cohort.groups, messages)
 
 
 def _counts(slots: Slots, message) -> jax.Array:

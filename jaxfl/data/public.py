@@ -18,6 +18,7 @@ class Public(NamedTuple):
     images: np.ndarray  # (P, H, W, C) of the source's size and dtype
     labels: np.ndarray  # (P, ...) of the source's type
     labelled: bool  # whether the labels mean what the clients' do; otherwise they are not used
+    checksum: str = ""  # of the images as they were read, and of their labels
 
 
 def adapt(
@@ -92,7 +93,9 @@ def adapt(
     known = other.labels[rows]
     if other.task is not source.task:
         known = np.zeros((len(rows), *source.labels.shape[1:]), source.labels.dtype)
-    return Public(images, known, labels)
+    parts = [other.images[part].tobytes() for part in _parts(rows)]
+    read = hashlib.sha256(b"".join([*parts, other.labels[rows].tobytes()])).hexdigest()
+    return Public(images, known, labels, read)
 
 
 def _labels_of(source: Source) -> str:

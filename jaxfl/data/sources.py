@@ -231,10 +231,10 @@ def from_arrays(
         raise JaxflError(f"{name}: columns of a Source must be a dict of arrays by name, not {columns!r}.")
     if numbers is None:
         numbers = np.arange(len(labels))
-    elif len(numbers) != len(labels):
+    elif np.shape(numbers) != labels.shape[:1]:
         raise JaxflError(
-            f"{name}: numbers of a Source, where its rows came from, are {len(numbers)}, but it has "
-            f"{len(labels)} rows; cut them like labels, or write numbers=None."
+            f"{name}: numbers of a Source say where each of its {len(labels)} rows came from, but have shape "
+            f"{np.shape(numbers)}; cut them like labels, or write numbers=None."
         )
     order = np.argsort(~train, kind="stable")
     columns = {key: _checked_column(name, key, values, len(labels))[order] for key, values in columns.items()}

@@ -84,14 +84,14 @@ def read_source(
                 f"leave them out by {how.name},missing=drop, or the columns by without=."
             )
         frame = frame[~empty]
-    numbered: dict[str, Any] = {"numbers": np.flatnonzero(~empty)}
+    known: dict[str, Any] = {"numbers": np.flatnonzero(~empty)}
     if not len(frame):
         raise JaxflError(f"{place} has no rows to learn from; give it some without empty fields.")
     values = {str(column): _plain(place, str(column), frame[column]) for column in frame.columns}
     texts = [values.pop(column) for column in text]
     labels, classes = labels_of({column: values.pop(column) for column in target}, how.task)
-    numbered |= classes
-    if divided := "split" in values:
+    known |= classes
+    if divided := "split" in values and client != "split":
         split = values.pop("split")
         says = np.full(len(split), split.dtype == bool) | np.isin(split, ("train", "test"))
         if not says.all():
@@ -106,15 +106,15 @@ def read_source(
     if client:
         others["client"] = values[client]
     if text:
-        x, known = tokens_of(place, texts, train, tokens, length, content_of(tokenizer))
-        numbered |= known
+        x, of_text = tokens_of(place, texts, train, tokens, length, content_of(tokenizer))
+        known |= of_text
     else:
         of = {column: each for column, each in values.items() if column != client}
         if not of:
             raise JaxflError(f"{place} has no column besides {' and '.join(named)}; give it features.")
         every = [_features(place, column, each, train) for column, each in of.items()]
         x = np.concatenate(every, 1).astype(np.float32)
-    return from_arrays(how.name, x, labels, train, columns=others, divided=divided, task=how.task, **numbered)
+    return from_arrays(how.name, x, labels, train, columns=others, divided=divided, task=how.task, **known)
 
 
 def _frame(path: Path, names: Sequence[str]) -> Any:

@@ -63,7 +63,7 @@ class DataSet(TypedDict):
     std: list[float]
     public: int  # number of public images
     class_names: NotRequired[list[str]]
-    public_checksum: NotRequired[str]  # of public images and their labels
+    public_checksum: NotRequired[str]  # of public images of another set and their labels
     checksum: NotRequired[str]  # of all images in their order; runs of earlier versions have none
     task: NotRequired[str]  # runs of earlier versions are of classes
     vocabulary: NotRequired[int]  # number of tokens that there are; 0 of other inputs

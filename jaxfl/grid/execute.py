@@ -243,7 +243,7 @@ def _compile(runs: Runs, shared: Setup, data: Data) -> None:
 def _as_begun(folder: Path, entry: Planned) -> Planned:
     """Return a run with the choices for its machine with which it was begun, unless others are asked for.
 
-    It computes the scores that it was begun with, also if others are shown.
+    Only what is no default counts as asked for. Its scores stay those with which it was begun.
     """
     if not store.holds(folder, store.CONFIG):
         return entry

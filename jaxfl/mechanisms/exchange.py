@@ -20,16 +20,16 @@ import jax.numpy as jnp
 
 from jaxfl.config.options import client_rate, options, within
 from jaxfl.core import tree
-from jaxfl.core.client_map import cohort_rows, gather, map_clients, scatter
+from jaxfl.core.client_map import cohort_rows, gather, map_clients, per_group, scatter
 from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
 from jaxfl.core.traffic import sent_down
 from jaxfl.core.training import OPTIMIZERS, Training, descend, task_loss
-from jaxfl.data.federation import Federation, PerGroup
+from jaxfl.data.federation import NOBODY, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import ensembles, own_models, public_images, wire
 from jaxfl.mechanisms.losses import absolute_error, distillation
-from jaxfl.mechanisms.mixing import NOBODY, ids, put_pairs, split
+from jaxfl.mechanisms.mixing import ids, put_pairs, split
 
 
 @options
@@ -88,7 +88,7 @@ class RoundPredictions(NamedTuple):
     """The server's knowledge at the end of a round, after distillation.
 
     Args:
-      i: (k,) ids of the cohort; in an empty place an id that no client has.
+      i: (k,) ids of the cohort; NOBODY in an empty place, and for who joins without training rows.
       share_of_all: (k,) float, a client's share of all clients' training rows; 0 in an empty place.
       clients: () float, number of clients that are not newcomers.
       c: (k, k), the teachers' weights.
@@ -142,16 +142,15 @@ def exchanging(
     """
 
     def init(key, federation, hyper):
+        if resend and federation.wire and federation.wire.privacy:
+            raise JaxflError(
+                "--privacy gaussian covers one message a round, but the method's clients send predictions "
+                "twice; take mnfl,matrix_predictions=before, or leave out --privacy."
+            )
         return State(hyper, own_models.start(key, federation), start(federation))
 
     def step(key, state, federation, cohort):
         hyper = state.hyper
-        if resend and federation.wire and federation.wire.privacy:
-            raise JaxflError(
-                "--privacy gaussian covers one message a round, but the method's clients send predictions "
-                "twice; choose an option that needs them once (mnfl,matrix_predictions=before), or leave it "
-                "out."
-            )
         rows = public_images.subset(key, federation, config.public_size)
         i, n = map(jnp.concatenate, (ids(federation, cohort), cohort_rows(federation, cohort)))
         i = jnp.where(n > 0, i, NOBODY)  # who joins without rows has learnt nothing to tell
@@ -201,8 +200,8 @@ def exchanging(
 
         return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
             loss,
-            up=jax.tree.map(
-                lambda units: units * (1 + resend),
+            up=per_group(
+                lambda units: {1 + resend: units} if resend else units,
                 wire.up(federation, cohort, every(jax.ShapeDtypeStruct(s.shape[1:], s.dtype))),
             ),
             down=sent_down(cohort, every(prediction + len(rows))),

@@ -23,7 +23,7 @@ from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import wire
-from jaxfl.mechanisms.mixing import NOBODY, ids, ids_of, pairs
+from jaxfl.mechanisms.mixing import ids, ids_of, pairs
 
 
 def require_links(federation: Federation) -> None:
@@ -62,13 +62,10 @@ def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any], key=Non
       The same with sum_m W_nm leaf_m in place of every leaf_n; and by group number (k_g,) int32, to how
       many neighbours each client sent its leaves.
     """
-    of_groups = per_group(
-        lambda group, slots: jnp.where(clients_in(group, slots).size > 0, ids_of(group, slots), NOBODY),
-        federation.groups,
-        cohort.groups,
-    )
+    of_groups = per_group(ids_of, federation.groups, cohort.groups)
     clients = jnp.concatenate([of_groups[g] for g in held])
-    links = pairs(federation.links, clients, clients)
+    trained = jnp.concatenate([clients_in(federation.groups[g], cohort.groups[g]).size > 0 for g in held])
+    links = pairs(federation.links, clients, clients) & trained[None]  # who joins without rows only listens
     ends = np.cumsum([len(of_groups[g]) for g in held])[:-1].tolist()
     weights, joined = metropolis(links), jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *held.values())
     heard = joined if key is None else wire.heard(key, federation, cohort, joined)
@@ -78,7 +75,9 @@ def gossip(federation: Federation, cohort: Cohort, held: dict[int, Any], key=Non
         mixed = jax.tree.map(jnp.add, mixed, jax.vmap(optax.tree.scale)(jnp.diagonal(weights), lost))
     mixed = jax.tree.map(lambda leaf: jnp.split(leaf, ends), mixed)
     parts = jax.tree.transpose(jax.tree.structure(joined), jax.tree.structure([0] * len(held)), mixed)
-    return dict(zip(held, parts, strict=True)), dict(zip(held, jnp.split(degrees(links), ends), strict=True))
+    return dict(zip(held, parts, strict=True)), dict(
+        zip(held, jnp.split(degrees(links.T), ends), strict=True)
+    )
 
 
 def present(federation: Federation, cohort: Cohort) -> jax.Array:

@@ -132,12 +132,16 @@ class Conv(nn.Module):
     norm: bool = False
     bias: bool = True
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the kernel."""
+        return self.kernel if isinstance(self.kernel, tuple) else (self.kernel, self.kernel)
+
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Return the convolution of the maps, normalised if `norm`."""
         dtype = jnp.result_type(float)
-        size = self.kernel if isinstance(self.kernel, tuple) else (self.kernel, self.kernel)
-        shape = (*size, x.shape[axis("C")], self.features)
+        shape = (*self.size, x.shape[axis("C")], self.features)
         start = uniform(math.prod(shape[:3]))
         x = conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
         if self.bias:

@@ -70,20 +70,20 @@ UNPAIRED = Difference(math.nan, math.nan, math.nan, 0, "seeds")
 def label_of(against: str, labels: Iterable[str]) -> str:
     """Return the label with which others are compared, see `matching_label`.
 
+    It may begin with what is named, if it is the only one: a table adds what tells a method from others.
+
     Raises:
       JaxflError: if there is none, naming a similar label, or all of them.
     """
     labels = list(labels)
-    if found := matching_label(against, labels):
+    longer = [label for label in labels if label.startswith(f"{against},")]
+    if found := matching_label(against, labels) or (len(longer) == 1 and longer[0]):
         return found
     raise JaxflError(f"--against {against}: there is no such row in the table; {nearest(against, labels)}")
 
 
 def matching_label(wanted: str, labels: Iterable[str]) -> str | None:
-    """Return the label that `wanted` means, or None; its numbers may be written differently (1 for 1.0).
-
-    It may be the beginning of a single label, to which a table has added what tells it from others.
-    """
+    """Return the label that `wanted` means, or None; its numbers may be written differently (1 for 1.0)."""
     labels = list(labels)
     if wanted in labels:
         return wanted
@@ -91,8 +91,7 @@ def matching_label(wanted: str, labels: Iterable[str]) -> str | None:
         with contextlib.suppress(JaxflError):  # if options occur twice, as with several models
             if _numbers(label) == _numbers(wanted):
                 return label
-    longer = [label for label in labels if label.startswith(f"{wanted},")]
-    return longer[0] if len(longer) == 1 else None
+    return None
 
 
 def _numbers(label: str) -> tuple:

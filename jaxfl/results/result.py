@@ -15,7 +15,7 @@ from jaxfl.folder.code import history
 from jaxfl.folder.records import CohortScores, Config, Newcomers, Result, Round, Spent
 from jaxfl.machine import clock
 from jaxfl.machine.clock import Device
-from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, mean_of, teacher_accuracy
+from jaxfl.results.scores import accuracy, client_accuracies, cohort_accuracy, success, teacher_accuracy
 from jaxfl.results.target import by_target, gains, stops
 from jaxfl.tasks import task_of
 
@@ -50,7 +50,7 @@ def records(
         lines[-1]["accuracy"] = accuracy(chunk.scores["personal"], federation, show, likely)
         lines[-1]["received"] = accuracy(chunk.scores["received"], federation)
         if attacked := chunk.scores.get("attacked"):
-            lines[-1]["attack_success"] = mean_of(accuracy(attacked, federation)["per_client"])
+            lines[-1]["attack_success"] = success(attacked, federation)
     lines[-1]["seconds"] = {
         "compile": compile_seconds,
         "train": chunk.train_seconds,

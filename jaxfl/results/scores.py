@@ -51,7 +51,7 @@ def accuracy(
     shown = {m.name: asked(m) for m in task.metrics if m.name in show and not m.recorded}
     found: dict[str, Any] = {"task": task.name, "mean": float(each[counted].mean())}
     found |= {name: _or_none(value) for name, value in _over_clients(task, known).items()}
-    found |= {m.key: mean_of(values[counted]) for m, values in recorded.items() if "mean" in m.recorded}
+    found |= {m.key: _mean(values[counted]) for m, values in recorded.items() if "mean" in m.recorded}
     found["per_client"] = _listed(by_id(each))
     for metric, values in recorded.items():
         if "per_client" in metric.recorded:
@@ -61,11 +61,19 @@ def accuracy(
         found["per_class"] = _listed(task.per_output(known.test))
     if shown:
         found["scores"] = {
-            name: {"mean": mean_of(values), "per_client": _listed(values)} for name, values in shown.items()
+            name: {"mean": _mean(values), "per_client": _listed(values)} for name, values in shown.items()
         }
     if CONFUSION in show and task.confusion:
         found[CONFUSION] = task.confusion([of["test"] for of in clients if "test" in of]).tolist()
     return cast(Accuracy, found)
+
+
+def success(scores: PerGroup, federation: Federation) -> float | None:
+    """Return the share of rows that a backdoor turns, the mean over clients that count and have such rows."""
+    counts = _joined(scores).test
+    right, rows = counts.right.sum(1), counts.rows.sum(1)
+    tried = federation.counted & (rows > 0)
+    return float((right[tried] / rows[tried]).mean()) if tried.any() else None
 
 
 def _over_clients(task: Task, score: Score) -> dict[str, float]:
@@ -90,10 +98,9 @@ def _listed(values: np.ndarray) -> list[float | None]:
     return [*map(_or_none, values)]
 
 
-def mean_of(values: Any) -> float | None:
-    """Return the mean of the values that there are, neither None nor NaN; None without any."""
-    there = np.array(values, float)
-    there = there[~np.isnan(there)]
+def _mean(values: np.ndarray) -> float | None:
+    """Return the mean of the values that there are, None without any."""
+    there = values[~np.isnan(values)]
     return float(there.mean()) if len(there) else None
 
 

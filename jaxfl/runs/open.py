@@ -38,7 +38,7 @@ def begin(folder: Path, variant: Variant, setup: Setup, data: Data, watch: Calla
             {"name": model.name, "clients": count, "parameters": model.size, "note": model.note}
             for model, count in data.models
         ],
-        "data": images_of(data.source, data.federation),
+        "data": images_of(data.source, data.federation, data.others),
         "starts": list(data.starts),
         "environment": environment() | {"folder": str(folder.resolve())},
         "code": now,

@@ -63,6 +63,7 @@ class Data(NamedTuple):
     federation: Federation
     starts: tuple[str, ...] = ()
     drawn: Drawn | None = None
+    others: str = ""  # checksum of public images of another set
 
 
 @memory.explained()
@@ -85,6 +86,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     shape = source.images.shape[1:]
     models = build_models(setup, shape, partition, source.task, source.vocabulary)
     public = other_images(setup, source, partition.rows)
+    others = public.checksum if public else ""
     at_once, devices = share_out(setup, max(count for _, count in models))
     drawn = draw_shift(setup, source, len(partition.train))
     hosted = setup.machine.client_state == "host"
@@ -97,9 +99,9 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     if hosted:
         federation = on_host(federation)
     if saved and then:
-        require_same_public(saved, then, federation)
+        require_same_public(saved, then, len(federation.public), others)
     client_devices(setup, federation)  # refuses a profile that does not fit, before a run begins
-    return Data(source, partition, models, federation, drawn=drawn)
+    return Data(source, partition, models, federation, drawn=drawn, others=others)
 
 
 def same_source(setup: Setup, run: Path) -> Source:

@@ -25,20 +25,25 @@ def require_same_images(run: Path, then: DataSet, source: Source) -> None:
         )
 
 
-def require_same_public(run: Path, then: DataSet, federation: Federation) -> None:
-    """Refuse public images of another number, or other ones, than `images_of` a run says."""
-    number, now = len(federation.public), _of_public(federation)
-    if then["public"] != number or then.get("public_checksum", now) != now:
+def require_same_public(run: Path, then: DataSet, number: int, others: str) -> None:
+    """Refuse public images of another number than a run says, or others of another set.
+
+    Args:
+      run: the run's folder.
+      then: what its configuration says.
+      number: of public images now.
+      others: checksum of those of another set; "" if there are none.
+    """
+    if then["public"] != number:
         raise JaxflError(
-            f"{run} was begun with {then['public']} public images, and there are {number} or others now; "
+            f"{run} was begun with {then['public']} public images, and there are {number} now; restore the "
+            "former ones, or start a new run."
+        )
+    if then.get("public_checksum", others) != others:
+        raise JaxflError(
+            f"{run} was begun with other public images, or other labels of them, than --public names now; "
             "restore the former ones, or start a new run."
         )
-
-
-def _of_public(federation: Federation) -> str:
-    rows = np.asarray(federation.public)
-    seen = np.asarray(federation.seen(rows)) if len(rows) else np.zeros(0)
-    return _checksum(seen) + _checksum(np.asarray(federation.labels)[rows])
 
 
 def _checksum(images: np.ndarray) -> str:
@@ -54,7 +59,7 @@ def recorded_moments(images: DataSet) -> Moments:
     return Moments(mean, std, target and (np.array(target["mean"]), np.array(target["std"])))
 
 
-def images_of(source: Source, federation: Federation) -> DataSet:
+def images_of(source: Source, federation: Federation, others: str = "") -> DataSet:
     """Describe a run's images for its configuration, so that predictions need no data set."""
     images = source.images
     found: DataSet = {
@@ -63,7 +68,7 @@ def images_of(source: Source, federation: Federation) -> DataSet:
         "mean": np.ravel(federation.mean).tolist(),
         "std": np.ravel(federation.std).tolist(),
         "public": len(federation.public),
-        "public_checksum": _of_public(federation),
+        "public_checksum": others,
         "class_names": list(source.class_names),
         "checksum": _checksum(images),
         "task": federation.task.name,

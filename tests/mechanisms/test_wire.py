@@ -18,7 +18,7 @@ from methods.rounds import ALWAYS, EVERYONE, alike, equal, federated, initial, m
 from jaxfl.config.setup import Setup
 from jaxfl.core import tree
 from jaxfl.core.cohorts import draw_poisson
-from jaxfl.core.examples import as_it_plays, own_rows
+from jaxfl.core.examples import as_trained, own_rows
 from jaxfl.core.job import traced
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
@@ -501,8 +501,9 @@ def test_a_private_round_of_newcomers_is_divided_by_their_number():
     np.testing.assert_allclose(flat(private.shared[0]), flat(plain.shared[0]), rtol=1e-5, atol=1e-6)
 
 
-def test_for_who_is_left_out_the_round_has_not_happened():
-    """Control variates, too, move by the share of clients that were heard."""
+@pytest.mark.parametrize("name", ["scaffold", "ditto"])
+def test_for_who_is_left_out_the_round_has_not_happened(name):
+    """Control variates, too, move by the share of clients that were heard; own models do not move."""
     federation = on(alike(), aggregate="trimmed-mean,share=0")
     lost = jnp.array([True, False, True, False, False])
 
@@ -511,8 +512,8 @@ def test_for_who_is_left_out_the_round_has_not_happened():
 
     wire = dataclasses.replace(federation.wire, attackers=lost, attack=Own(diverged, (), _second))
     spoilt = dataclasses.replace(federation, wire=wire)
-    left_out = run("scaffold", spoilt, (EVERYONE,))[0][0]
-    absent = run("scaffold", federation, ((1, 3, 4),))[0][0]
+    left_out = run(name, spoilt, (EVERYONE,))[0][0]
+    absent = run(name, federation, ((1, 3, 4),))[0][0]
     assert_same(left_out, absent, 1e-5)
 
 
@@ -554,7 +555,7 @@ def test_only_attackers_train_on_changed_rows(choice, changes):
     for i in range(len(SIZES)):
         client = jax.tree.map(lambda leaf: leaf[i], federation.groups[0])  # noqa: B023
         lying, truthful = (
-            as_it_plays(dataclasses.replace(client, federation=each)) for each in (federation, alike())
+            as_trained(dataclasses.replace(client, federation=each)) for each in (federation, alike())
         )
         taken, honest = (own_rows(of, Training()).take(rows, rows >= 0, KEY) for of in (lying, truthful))
         flips = attackers[i] and not changes

@@ -1,5 +1,6 @@
 """Clients that have never trained change nothing for the others, and train when they join."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -125,3 +126,29 @@ def test_who_has_no_rows_is_predicted_all_classes():
     (predictor,) = receive(jax.random.key(0), state, federation, cohort(federation, range(3)))
     known = jax.tree.leaves(predictor.stacked)[-1]
     assert known.shape == (3, 3) and known[2].all()
+
+
+@pytest.mark.long
+def test_who_has_no_rows_keeps_its_head():
+    """CompFL's head of prototypes would be one of zeros."""
+    federation, options = federated((mlp(), 3), sizes=(7, 4, 0)), TRAINING | {"head_init": "proto"}
+    method = METHODS["compfl"]
+    state = initial("compfl", federation, **options)
+    personal = jax.jit(method.build(method.config(**options)).personal)
+    (predictor,) = personal(jax.random.key(0), state, federation, cohort(federation, range(3)))
+    own = jax.tree.map(lambda leaf: leaf[2], predictor.stacked)
+    logits = predictor.predict(mlp(), predictor.shared, own, federation.inputs(np.arange(4)))
+    assert np.abs(logits).max() > 0
+
+
+@pytest.mark.long
+def test_hermes_rewinds_each_client_to_its_own_initial_weights():
+    federation = dataclasses.replace(federated((mlp(), 3), sizes=SIZES[:3], validates=True), apart=True)
+    options = TRAINING | {"granularity": "weight", "rewind": True, "threshold": 0.0, "lr": 1e-9}
+    before = jax.device_get(initial("hermes", federation, **options).own[0].weights.params)
+    ((after, _),) = run("hermes", federation, [range(3)], **options)
+    held, now = jax.device_get((after.own[0].held.params, after.own[0].weights.params))
+    for kept, w, first in zip(*map(jax.tree.leaves, (held, now, before)), strict=True):
+        np.testing.assert_allclose(w, np.where(kept, first, 0), atol=1e-6)
+    kernels = before["fc1"]["linear"]["kernel"]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3

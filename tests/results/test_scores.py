@@ -34,7 +34,7 @@ from jaxfl.registry import METHODS
 from jaxfl.results.clients import as_csv
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
-from jaxfl.results.scores import accuracy, cohort_accuracy, mean_of, teacher_accuracy
+from jaxfl.results.scores import accuracy, cohort_accuracy, success, teacher_accuracy
 from jaxfl.tasks.class_rows import Rows, auc
 from jaxfl.tasks.classes import CLASSES, Counts, balanced, macro_f1
 
@@ -401,9 +401,13 @@ def test_teachers_are_compared_with_the_models_of_those_clients_that_have_one():
     assert teacher_accuracy(CLASSES, teacher, own, [np.array([0, 1, 0, 0], bool)]) == {}
 
 
-def test_a_mean_is_of_the_clients_that_have_a_value():
-    """Of a backdoor's success they have none whose rows are all of its target."""
-    assert mean_of([0.5, None, 0.75, np.nan]) == 0.625 and mean_of([None]) is None
+def test_a_backdoor_succeeds_on_the_rows_that_there_are():
+    """A client whose rows are all of the target has none to try, and is left out."""
+    right, rows = np.array([[1, 0], [0, 0], [3, 0]]), np.array([[2, 0], [0, 0], [3, 1]])
+    score = Score(Counts(right, rows, rows), None, None, None)
+    everybody = SimpleNamespace(counted=np.ones(3, bool))
+    assert success([score], everybody) == (0.5 + 0.75) / 2
+    assert success([score], SimpleNamespace(counted=np.array([False, True, False]))) is None
 
 
 def test_a_summary_is_of_the_last_ten_and_of_the_best():

@@ -5,7 +5,6 @@ before each of its checkpoints: these copies are stopped runs.
 """
 
 import csv
-import dataclasses
 import errno
 import itertools
 import json
@@ -21,7 +20,6 @@ import pytest
 import scipy.stats
 from conftest import comparable, drawing, long, tiny_source
 from folders import copied_before_checkpoints, metrics, state
-from methods.rounds import alike
 
 import jaxfl
 from jaxfl import cli, registry
@@ -29,6 +27,7 @@ from jaxfl.config.command_options import Seeds
 from jaxfl.config.setup import Setup
 from jaxfl.core import flops
 from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.data.public import adapt
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, owner, store
 from jaxfl.folder.config import at_own_default, described
@@ -44,7 +43,7 @@ from jaxfl.results.notes import OTHER_DATA, OTHER_ROWS, on_code, on_runs, on_unt
 from jaxfl.results.table import Cell
 from jaxfl.runs import prepare
 from jaxfl.runs.lengthen import rates_depend_on_length
-from jaxfl.runs.recorded_data import images_of, require_same_public
+from jaxfl.runs.recorded_data import require_same_public
 from jaxfl.runs.setup_check import check_setup
 
 METHODS = ("fedavg", "compfl,kd=false")
@@ -781,16 +780,13 @@ def test_methods_with_public_images_resume(dataset, tmp_path, method):
 
 def test_other_public_images_are_refused():
     """Those of another set may change while a run is stopped."""
-    federation = alike()
-    then = images_of(tiny_source(), federation)
-    require_same_public(Path("run"), then, federation)
-    rows = np.asarray(federation.public)
-    images, labels = np.array(federation.images), np.array(federation.labels)
-    images[rows[0]] += 1
-    labels[rows[-1]] = (labels[rows[-1]] + 1) % 3
-    for changed in ({"images": images}, {"labels": labels}, {"public": rows[1:]}):
-        with pytest.raises(JaxflError, match=f"run was begun with {len(rows)} public images, and there are"):
-            require_same_public(Path("run"), then, dataclasses.replace(federation, **changed))
+    source = tiny_source()
+    one, other = (adapt(tiny_source(seed), source, seed=0, size=5).checksum for seed in (0, 1))
+    then = {"public": 5, "public_checksum": one}
+    require_same_public(Path("run"), then, 5, one)
+    for number, others in ((4, one), (5, other)):
+        with pytest.raises(JaxflError, match="run was begun with (5|other) public images"):
+            require_same_public(Path("run"), then, number, others)
 
 
 def test_a_begun_run_keeps_its_scores_and_takes_other_checkpoints(compared, tmp_path):

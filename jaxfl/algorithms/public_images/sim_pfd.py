@@ -7,8 +7,8 @@ flattened soft predictions s_n:
     cos_nm  = <s_n, s_m> / |s_n| |s_m|
     C[n, m] = (cos_nm - min_k cos_nk) / sum_m (cos_nm - min_k cos_nk)
 
-The minimum is subtracted as in KT-pFL's code, because predictions are never negative and so plain cosines are
-nearly equal (``weights="plain"``).
+The minimum is subtracted as in KT-pFL's code, because probabilities are never negative and so plain cosines
+are nearly equal (``weights="plain"``). Those of targets may be negative, and count as 0 then.
 """
 
 from typing import Literal
@@ -41,7 +41,7 @@ def build(config: SimPFD) -> fl.Algorithm:
         cosine = cosines(s, present)
         if config.weights == "min-max":
             cosine = cosine - jnp.min(cosine, 1, keepdims=True, where=present[None], initial=1)
-        return fl.mixing.row_stochastic(jnp.maximum(cosine, 0), i, i)  # of targets they may be negative
+        return fl.mixing.row_stochastic(jnp.maximum(cosine, 0), i, i)
 
     return fl.exchanging(config, weigh=weigh)
 

@@ -94,14 +94,14 @@ def build(config: HeteroFL) -> fl.Algorithm:
         found = rates(federation.models)
         return found if config.scaler else jax.tree.map(lambda r: 1.0, found)
 
-    def classes(key, federation, cohort):
+    def classes(federation, cohort):
         """Return the classes that clients say they have, (k_g, C) bool per group; of no rows all."""
-        return fl.map_clients(
-            lambda key, client, *_: (client.class_counts > 0) | (client.size == 0), key, federation, cohort
-        )
+        clients = fl.per_group(fl.tree.take, federation.groups, cohort.groups)
+        said = clients if federation.wire is None else map(federation.wire.relabelled, clients)
+        return tuple((of.class_counts > 0) | (of.size == 0)[:, None] for of in said)
 
-    def predictors(key, shared, kept, federation, cohort):
-        known = classes(key, federation, cohort) if config.masked else (None,) * len(kept)
+    def predictors(shared, kept, federation, cohort):
+        known = classes(federation, cohort) if config.masked else (None,) * len(kept)
         return fl.per_group(lambda w, *own: fl.Predictor(w, own, predict), shared, kept, known)
 
     def receive(key, state, federation, cohort):
@@ -124,7 +124,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
             shared = fl.per_group(of_all, federation.groups, shared)
         elif config.static_bn:
             kept = fl.map_clients(of_client, key, federation, cohort, shared, kept)
-        return predictors(key, shared, kept, federation, cohort)
+        return predictors(shared, kept, federation, cohort)
 
     def step(key, state, federation, cohort):
         hyper, models = state.hyper, federation.models
@@ -162,7 +162,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
             return fl.Weights(of_blocks | dict.fromkeys(model.head.names, of_classes), present)
 
         holders = fl.per_group(
-            weights, models, fl.cohort_rows(federation, cohort), classes(key, federation, cohort)
+            weights, models, fl.cohort_rows(federation, cohort), classes(federation, cohort)
         )
         shared = fl.shared_entries.mean(sent, holders, fl.shared_entries.slices(models), state.shared)
         traffic = fl.per_group(fl.tree.one, sent)
@@ -170,7 +170,7 @@ def build(config: HeteroFL) -> fl.Algorithm:
             loss,
             fl.wire.up(federation, cohort, traffic),
             fl.sent_down(cohort, traffic),
-            trained=predictors(key, (None,) * len(models), used, federation, cohort),
+            trained=predictors((None,) * len(models), used, federation, cohort),
         )
 
     return fl.Algorithm(init, receive, step, receive, wire=("messages",))

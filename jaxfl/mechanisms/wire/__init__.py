@@ -3,7 +3,7 @@
     client i    trains, its rows' gradients clipped, with noise                   `privacy`, rows
                 d_i = what it sends - what the server knows of it already         such as w_i - w
                 d_i <- clipped, with noise                                        `privacy`, where=client
-                d_i <- a lie about its first d_i, if i is an attacker             `attacks`
+                d_i <- a lie about the d_i before, if i is an attacker           `attacks`
                 d_i <- fewer bits; what is lost is sent later, on request         `compression`
     server      d_i <- clipped                                                    `privacy`, norm-bound
                 mean_i d_i, with noise                                            `privacy`, where=server

@@ -2,8 +2,8 @@
 
 An entry of `ATTACKS` is a class of options. An instance that lies is a function ``(key, change) -> change``:
 what an attacker sends in place of its change; your own may be a function ``(key, change, *, option=...)``.
-One that poisons changes data: ``relabelled(relabel, classes)`` the client's number of each class, or
-``images(key, client, images)``, raw, and ``labels(key, client, y)`` a mini-batch.
+One that poisons changes data. It has ``relabelled(relabel, classes)``, which returns other numbers of classes
+for all rows, or ``images(key, client, images)`` and ``labels(key, client, y)``, which change a mini-batch.
 """
 
 from typing import Any

@@ -30,9 +30,6 @@ def require_no_noise(federation: Federation, what: str) -> None:
         )
 
 
-MANY = 2**16  # units of a message that are counted together
-
-
 def away(message: Any, known: Any) -> Any:
     """Return a message minus what the server knows; a part of which it knows None is a change already."""
 
@@ -138,7 +135,8 @@ def up_to(federation: Federation, receivers: jax.Array, message: Any) -> dict:
     size = units(federation, message)
     if isinstance(size, int):
         return {size: receivers}
-    return {1: receivers * (size % MANY), MANY: receivers * (size // MANY)}  # the product may pass an int32
+    many = 2**16  # counted together, because the product may pass an int32
+    return {1: receivers * (size % many), many: receivers * (size // many)}
 
 
 def nothing_owed(federation: Federation, message: Any) -> Any:
@@ -260,7 +258,7 @@ def _private(f, key, federation, cohort, present, shared, own, known) -> Aggrega
     if privacy.where == "client":
         (outputs, owed), mean = map_and_sum(f, key, federation, cohort, tree.shares(present), shared, own)
         return Aggregated(outputs, mean, cohort, owed)
-    # Whoever answers: their number is nobody's secret to tell. Newcomers join all at once.
+    # The expected number: the real one would be a secret. Of newcomers all join, which everybody knows.
     joining = cohort.among_all
     clients = jnp.maximum(present.sum(), 1) if joining else federation.wire.expected[number]
     (outputs, owed), mean = map_and_sum(f, key, federation, cohort, present / clients, shared, own)

@@ -132,7 +132,7 @@ class Wire:
         """What attackers do to mini-batches of their training rows; None if nothing."""
         return Poison(self) if hasattr(self.attack, "images") else None
 
-    def held(self, clients: Client) -> Client:
+    def relabelled(self, clients: Client) -> Client:
         """Return clients, one or several, with the labels that attackers give to all their rows."""
         if not hasattr(self.attack, "relabelled"):
             return clients
