@@ -53,6 +53,12 @@ def export(
         model = models[client]
         owner = model.model.name if model.shared and alike else f"client-{model.client}"
         name = f"{store.file_name(owner)}.safetensors"
+        first = models_in.get(name, [model])[0]
+        if first.model.name != model.model.name:
+            raise JaxflError(
+                f"{first.model.name} and {model.model.name} would be one file, {name}; export them one after "
+                "another: clients=[...], or --clients."
+            )
         if name not in models_in:
             content = safetensors.save(_arrays(model), metadata=_about(models, model))
             files.write_bytes(folder / name, content)

@@ -27,6 +27,7 @@ SHAPE, CLASSES = (8, 8, 1), 3
 SIZES = (7, 4, 5, 1, 6)  # training rows: with BatchNorm a single one is no batch
 EVERYONE, SOME, FIRST_ONLY = range(5), (1, 0, 3), (0, 1, 2)  # clients 3 and 4 have another architecture
 ROUNDS = 3
+TOLERANCE = 1e-5  # relative to 1 + |number|, where sums may have another order
 
 
 class Round(NamedTuple):
@@ -163,3 +164,13 @@ def differ(one, other) -> bool:
     """Return whether two trees of arrays differ in any number."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def apart(one, other, sentence: str, tolerance: float = TOLERANCE) -> str | None:
+    """Return a sentence about the first leaf in which two trees differ; None if they do not."""
+    found = jax.tree.leaves_with_path(one)
+    for (path, a), b in zip(found, jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        if not np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return sentence.format(jax.tree_util.keystr(path))
+    return None

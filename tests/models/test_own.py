@@ -646,6 +646,41 @@ class Always(nn.Module):
         return nn.Dense(2)(nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x)))
 
 
+class SwitchedNnx(nnx.Module):
+    """A network whose BatchNorm follows `nnx.Module.train`, or a flag with a name of its own."""
+
+    def __init__(self, rngs, follows="mode"):
+        self.first, self.norm = nnx.Linear(3, 4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
+        self.last, self.follows = nnx.Linear(4, 2, rngs=rngs), follows
+
+    def __call__(self, x, is_train=False):
+        """Map (B, 3) to (B, 2)."""
+        own = {"use_running_average": not is_train} if self.follows == "flag" else {}
+        return self.last(self.norm(self.first(x), **own))
+
+
+class AlwaysNnx(SwitchedNnx):
+    """The same, whose BatchNorm always normalises by its batch."""
+
+    def __call__(self, x):
+        """Map (B, 3) to (B, 2)."""
+        return self.last(self.norm(self.first(x), use_running_average=False))
+
+
+class DroppingEquinox(eqx.Module):
+    """A network whose dropout has a flag with a name of its own."""
+
+    first: eqx.nn.Linear
+    drop: eqx.nn.Dropout
+
+    def __init__(self, key):
+        self.first, self.drop = eqx.nn.Linear(3, 2, key=key), eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, key=None, is_train=False):
+        """Map (3,) to (2,)."""
+        return self.drop(self.first(x), key=key, inference=not is_train)
+
+
 class Wrapped(nn.Module):
     """A network with BatchNorm in a part that a transformation of Linen wraps."""
 
@@ -767,6 +802,18 @@ class TwofoldEquinox(eqx.Module):
             lambda: from_linen("own", Always(), (3,), 2),
             "own changes its BatchNorm statistics in evaluation as well",
         ),
+        (
+            lambda: from_nnx("own", lambda rngs: SwitchedNnx(rngs, "flag"), (3,), 2),
+            "own has the parameter is_train, which stays",
+        ),
+        (
+            lambda: from_nnx("own", AlwaysNnx, (3,), 2),
+            "own changes its BatchNorm statistics in evaluation as well",
+        ),
+        (
+            lambda: from_equinox("own", DroppingEquinox, (3,), 2),
+            "own has the parameter is_train, which stays",
+        ),
         (lambda: from_equinox("own", TwofoldEquinox, (3,), 2), "it returns a tuple, not an array of floats"),
         (lambda: from_linen("own", Counting(), (3,), 2).size, "count is int32; make it a float"),
         (lambda: run(lambda params, x: x > 0), "returns an array of bool, not an array of floats"),
@@ -776,6 +823,10 @@ def test_invalid_networks_are_refused(make, sentence):
     with pytest.raises(JaxflError) as caught:
         make()
     assert sentence in str(caught.value)
+
+
+def test_a_network_that_follows_its_mode_may_have_flags_of_other_meaning():
+    assert from_nnx("own", SwitchedNnx, (3,), 2).names
 
 
 def test_fedrod_refuses_a_network_with_a_block_of_its_own_name():

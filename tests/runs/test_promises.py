@@ -164,6 +164,23 @@ def scored(there, elsewhere):
     return Method("scored", build, METHODS["fedper"].config, "a mistake")
 
 
+def scored_by_chance():
+    """Return FedPer whose deployed models are drawn by Python."""
+
+    def predict(model, shared, own, x):
+        return jnp.full((len(x), model.classes), random.random())
+
+    def build(config):
+        right = METHODS["fedper"].build(config)
+
+        def personal(*arguments):
+            return per_group(lambda one: dataclasses.replace(one, predict=predict), right.receive(*arguments))
+
+        return right._replace(personal=personal)
+
+    return Method("chance", build, METHODS["fedper"].config, "a mistake")
+
+
 def draws_in_python(state, info, federation, cohort):
     return moved(state, random.random()), info
 
@@ -178,6 +195,14 @@ def reads_padding(state, info, federation, cohort):
 
 def reads_test_rows(state, info, federation, cohort):
     return moved(state, federation.labels[federation.groups[0].test_rows].astype(float).mean()), info
+
+
+def reads_test_sizes(state, info, federation, cohort):
+    return moved(state, federation.groups[0].test_size.astype(float).mean()), info
+
+
+def counts_ids(state, info, federation, cohort):
+    return moved(state, 1 / len(federation.groups[0].id)), info
 
 
 def touches_everybody(state, info, federation, cohort):
@@ -206,10 +231,6 @@ def receives_a_mixture(config):
 
 def begins_by_place(key, state, federation):
     return state._replace(kept=jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), state.kept))
-
-
-def begins_with_rows(key, state, federation):
-    return moved(state, federation.groups[0].size.sum().astype(float))
 
 
 def begun(change):
@@ -258,11 +279,15 @@ def nothing(state, info, federation, cohort):
         long(altered(reads_padding), promises.ignores_padding, "other images in the places after"),
         (altered(learns_from_losses), promises.protects_rows, "--privacy rows['personal'][0] depends"),
         long(altered(reads_test_rows), promises.ignores_test_rows, "other test rows of the clients"),
+        long(altered(reads_test_sizes), promises.ignores_test_rows, "other test rows of the clients"),
+        long(
+            scored_by_chance(), promises.is_repeatable, "receive, personal or predict is a different program"
+        ),
+        long(altered(counts_ids), promises.needs_only_its_cohort, ".shared[0].params"),
         long(
             altered(touches_everybody), promises.leaves_the_absent_alone, "state.kept[0].params['classifier']"
         ),
         long(begun(begins_by_place), promises.needs_only_its_cohort, "state.kept[0].params"),
-        long(begun(begins_with_rows), promises.needs_only_its_cohort, "state.shared[0].params"),
         (altered(reads_everybody), promises.needs_only_its_cohort, "state.shared[0].params"),
         long(altered(counts_rows), promises.needs_only_its_cohort, "depends on clients that are not in its"),
         long(altered(touches_everybody), promises.needs_only_its_cohort, "a round writes to clients that"),

@@ -25,6 +25,7 @@ from jaxfl.config.own_code import line_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.models.model import Block, Model, Weights, are_tokens
 from jaxfl.models.own.functions import OwnBlock
+from jaxfl.models.own.modes import require_switch
 from jaxfl.models.own.walk import Network, Path, Walk, batched, calls, drawn, images, leaves
 
 # ---- a block
@@ -166,6 +167,7 @@ def chain(
             f"{where}: {name} calls different layers in training ({one}) and in use ({other}); always call "
             "all of them, dropout with deterministic=not train."
         )
+    require_switch(name, network)
     first = {}  # the first call of each layer
     for i, call in enumerate(found):
         first.setdefault(call.layer, i)

@@ -1,13 +1,11 @@
 """Flax Linen modules as models."""
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxfl.config.own_code import in_a_line, line_of
@@ -15,8 +13,8 @@ from jaxfl.errors import JaxflError
 from jaxfl.models.model import Model, Weights, are_tokens, input_dtype, plain
 from jaxfl.models.own.chain import chain
 from jaxfl.models.own.intercept import in_front
-from jaxfl.models.own.modes import NAMES, modes, require_modes
-from jaxfl.models.own.walk import EXAMPLES, Network, Walk, calls, leaves, real_rows
+from jaxfl.models.own.modes import modes, require_modes
+from jaxfl.models.own.walk import Network, real_rows
 
 COLLECTIONS = "params", "batch_stats"
 
@@ -63,50 +61,7 @@ def from_linen(
         raise JaxflError(
             f"{where}: {name} has a field that can change ({in_a_line(error)}); write tuples for lists."
         ) from None
-    network = Linen(module, plain(shape))
-    _require_switch(name, network)
-    return chain(name, network, classes, head=head, blocks=blocks)
-
-
-def _require_switch(name: str, network: "Linen") -> None:
-    """Refuse a network whose BatchNorm or dropout does the same in training and in evaluation by mistake.
-
-    Raises:
-      JaxflError: if its training flag has a name that jaxfl does not know, or evaluation changes statistics.
-    """
-    call, where = type(network.module).__call__, line_of(network.kind)
-    unknown = [
-        parameter.name
-        for parameter in inspect.signature(call).parameters.values()
-        if isinstance(parameter.default, bool) and parameter.name not in NAMES
-    ]
-    noisy = leaves(network).stats or any(made.kind == "Dropout" for made in calls(network))
-    if unknown and noisy and not modes(call, True):
-        raise JaxflError(
-            f"{where}: {name} has the parameter {unknown[0]}, which stays at its default in training and in "
-            f"evaluation; name its training flag {' or '.join(NAMES)}."
-        )
-    if _changes_statistics(network):
-        raise JaxflError(
-            f"{where}: {name} changes its BatchNorm statistics in evaluation as well; give __call__ a "
-            "parameter train, and BatchNorm use_running_average=not train."
-        )
-
-
-def _changes_statistics(network: "Linen") -> bool:
-    x = jax.ShapeDtypeStruct((EXAMPLES, *network.shape), input_dtype(are_tokens(network.shape)))
-
-    def after(weights, x):
-        return network.run(weights, x, Walk(), train=False, key=None, mask=None)[1]
-
-    traced = jax.make_jaxpr(after)(leaves(network), x).jaxpr
-    if {*map(id, traced.outvars)} <= {*map(id, traced.invars)}:
-        return False
-    # nn.remat and nn.jit return copies, so compare numbers.
-    weights = network.draw(jax.random.key(0))
-    images = jax.random.normal(jax.random.key(1), x.shape).astype(x.dtype)
-    same = jax.tree.map(jnp.array_equal, weights.stats, jax.jit(after)(weights, images))
-    return not all(jax.tree.leaves(same))
+    return chain(name, Linen(module, plain(shape)), classes, head=head, blocks=blocks)
 
 
 @dataclasses.dataclass(frozen=True)
