@@ -7,7 +7,7 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
-from conftest import comparable
+from conftest import comparable, long
 from dp_accounting import rdp
 from folders import copied_before_checkpoints, metrics, state
 
@@ -28,12 +28,12 @@ def read(path):
     ("method", "options"),
     [
         ("scaffold", SENT),
-        ("fedavg", "--privacy gaussian,noise=0.5 --sampling poisson --compress quantize,bits=4"),
-        ("fedavg", "--attack backdoor,share=0.4 --aggregate krum,m=2"),
+        long("fedavg", "--privacy gaussian,noise=0.5 --sampling poisson --compress quantize,bits=4"),
+        long("fedavg", "--attack backdoor,share=0.4 --aggregate krum,m=2"),
         ("fedrep", "--privacy rows,noise=0.5 --compress sign"),
         ("ditto", "--privacy gaussian,noise=0.2,adapt=0.5"),
         ("fedproto", "--compress top-k,share=0.2 --attack random,std=0.1,share=0.4"),
-        ("dfedavg", "--compress quantize,bits=4 --attack sign-flip,share=0.4 --topology complete"),
+        long("dfedavg", "--compress quantize,bits=4 --attack sign-flip,share=0.4 --topology complete"),
     ],
     ids=["sent", "private", "poisoned", "rows", "adaptive", "class means", "neighbours"],
 )
