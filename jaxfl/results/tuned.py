@@ -1,7 +1,6 @@
 """One row for each method of a grid: the one whose runs are best on validation rows, see ``--tune lr``."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from jaxfl.config import choices
 from jaxfl.config.values import text
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
-from jaxfl.results.frame import Case, Entry, Frame, by_case, words
+from jaxfl.results.frame import Frame, by_case, words
 from jaxfl.results.result import NO_VALIDATION
 from jaxfl.tasks import task_of
 
@@ -56,26 +55,23 @@ def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
         shares = [score["validation"] for score in scores]
         if None in shares:
             raise JaxflError(f"--tune: {NO_VALIDATION}")
-        name, options = apart(method, tune)
+        name, _ = apart(method, tune)
         shown = name, tuple((axis, value) for axis, value in setting if axis not in tune)
-        tried = [*filter(None, [options]), *(value for axis, value in setting if axis in tune)]
+        named = {option: f"{option}={value}" for option, value in choices.split(method)[1].items()}
+        tried = {option: each for option, each in {**named, **dict(setting)}.items() if option in tune}
         gain = task_of(scores[0]).gain(float(np.mean(np.array(shares, float))))
         grids.setdefault(shown, {})[method, setting] = (len(runs), gain), tried
     kept, notes = {}, []
     for shown, grid in grids.items():
         case = max(grid, key=lambda place: grid[place][0])
         kept[case] = dict(zip(("method", "setting"), shown, strict=True))
-        tried = grid[case][1] + (_defaults(cases[case], case, tune) if len(grid) > 1 else [])
-        notes += [f"{','.join(tried)} for {words(shown)}"] if tried else []
+        tried = grid[case][1]
+        tuned = [option for option in tune if any(option in of for _, of in grid.values())]
+        if lacking := [option for option in tuned if option not in tried]:  # which has its default
+            options = store.read_config(next(iter(cases[case].values())).folder)["options"]
+            tried |= {option: f"{option}={text(options[option])}" for option in lacking}
+        notes += [f"{','.join(tried.values())} for {words(shown)}"] if tried else []
     stay = [
         run._replace(**kept[case]) for case, runs in cases.items() if case in kept for run in runs.values()
     ]
     return stay, [f"The best on validation rows: {'; '.join(notes)}."] if notes else []
-
-
-def _defaults(runs: Mapping[Any, Entry], case: Case, tune: Sequence[str]) -> list[str]:
-    """Return the tuned options of some runs that neither their label nor their setting has."""
-    method, setting = case
-    known = {*choices.split(method)[1], *dict(setting)}
-    options = store.read_config(next(iter(runs.values())).folder)["options"] if {*tune} - known else {}
-    return [f"{option}={text(options[option])}" for option in tune if option in {*options} - known]
