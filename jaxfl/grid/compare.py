@@ -38,7 +38,7 @@ from jaxfl.machine.processes import agree
 from jaxfl.results.paired import label_of, matching_label
 from jaxfl.results.report import report
 from jaxfl.results.table import Table
-from jaxfl.results.tuned import apart, check_tuned
+from jaxfl.results.tuned import check_tuned, label_without
 from jaxfl.runs.interrupt import Interrupted, limited, reason
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import Terms
@@ -78,8 +78,8 @@ def compare(
     tune, observer = columns.tune, terms.observer
     check_tuned(tune, itertools.chain(*(choices.split(variant.label)[1] for variant in variants)))
     if columns.against is not None:
-        untuned = [each._replace(label=apart(each.label, tune)[0]) for each in variants]
-        columns = dataclasses.replace(columns, against=_named(columns.against, untuned))
+        alike = [each._replace(label=label_without(each.label, tune)) for each in variants]
+        columns = dataclasses.replace(columns, against=_named(columns.against, alike))
     follow, setup = Log(terms.log), provided(setup, variants)
     validates = "--select validation" if columns.select == "validation" else "--tune" if tune else None
     if validates and not is_saved(setup.partition.partition):
@@ -202,7 +202,7 @@ def _complete_labels(planned: Runs, finished: Sequence[Path], tune: Sequence[str
 
     On several partitions there are none if another label has finished only some of its runs.
     """
-    labels = {run: apart(entry.variant.label, tune)[0] for run, entry in planned.items()}
+    labels = {run: label_without(entry.variant.label, tune) for run, entry in planned.items()}
     left = {label for run, label in labels.items() if run not in finished}
     ended = {labels[run] for run in finished}
     several = len({entry.setup.partition.partition_seed for entry in planned.values()}) > 1

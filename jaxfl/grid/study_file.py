@@ -24,7 +24,7 @@ from jaxfl.machine import files
 from jaxfl.results.measures import SHOWN, known_measures, measure
 from jaxfl.results.paired import matching_label
 from jaxfl.results.result import NO_VALIDATION
-from jaxfl.results.tuned import apart, check_tuned
+from jaxfl.results.tuned import check_tuned, label_without
 
 METHOD = "method"  # the axis that every study has
 SHOW = "show"  # and the one of studies that show several things
@@ -209,7 +209,7 @@ def usual_folder(path: Path) -> Path:
 
 def untuned(study: Study) -> list[str]:
     """Return the methods as the table names them: without the options that are tuned, each once."""
-    return list(dict.fromkeys(apart(choice, study.tune)[0] for choice in study.methods))
+    return list(dict.fromkeys(label_without(choice, study.tune) for choice in study.methods))
 
 
 def settings(study: Study) -> list[dict[str, Any]]:

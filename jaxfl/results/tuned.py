@@ -13,16 +13,14 @@ from jaxfl.results.result import NO_VALIDATION
 from jaxfl.tasks import task_of
 
 
-def apart(label: str, tune: Sequence[str]) -> tuple[str, str]:
-    """Return a method's label without the options that are tuned, and these.
+def label_without(label: str, tune: Sequence[str]) -> str:
+    """Return a method's label without the options that are tuned.
 
-    >>> apart("ditto,lam=1,lr=0.1", ["lr"])
-    ('ditto,lam=1', 'lr=0.1')
+    >>> label_without("ditto,lam=1,lr=0.1", ["lr"])
+    'ditto,lam=1'
     """
     name, options = choices.split(label) if tune else (label, {})
-    tuned = [f"{option}={value}" for option, value in options.items() if option in tune]
-    others = {option: value for option, value in options.items() if option not in tune}
-    return choices.join(name, others), ",".join(tuned)
+    return choices.join(name, {option: value for option, value in options.items() if option not in tune})
 
 
 def check_tuned(tune: Sequence[str], given: Iterable[str]) -> None:
@@ -55,12 +53,12 @@ def best(frame: Frame, tune: Sequence[str]) -> tuple[Frame, list[str]]:
         shares = [score["validation"] for score in scores]
         if None in shares:
             raise JaxflError(f"--tune: {NO_VALIDATION}")
-        name, _ = apart(method, tune)
-        shown = name, tuple((axis, value) for axis, value in setting if axis not in tune)
+        others = tuple((axis, value) for axis, value in setting if axis not in tune)
+        grid = grids.setdefault((label_without(method, tune), others), {})
         named = {option: f"{option}={value}" for option, value in choices.split(method)[1].items()}
         tried = {option: each for option, each in {**named, **dict(setting)}.items() if option in tune}
         gain = task_of(scores[0]).gain(float(np.mean(np.array(shares, float))))
-        grids.setdefault(shown, {})[method, setting] = (len(runs), gain), tried
+        grid[method, setting] = (len(runs), gain), tried
     kept, notes = {}, []
     for shown, grid in grids.items():
         case = max(grid, key=lambda place: grid[place][0])
