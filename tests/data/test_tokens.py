@@ -196,7 +196,7 @@ def test_a_network_of_ones_own_may_begin_with_an_embedding():
     np.testing.assert_allclose(in_parts[-1], whole, rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedavg", long("fedper"), "fedkemf,knowledge=[gru,width=0.125]"])
+@pytest.mark.parametrize("method", ["fedavg", *map(long, ("fedper", "fedkemf,knowledge=[gru,width=0.125]"))])
 def test_methods_learn_from_tokens(method, written, tmp_path):
     """The deployed models predict tokens as they were scored, with the metadata that the folder has."""
     network = tmp_path / "net.py"

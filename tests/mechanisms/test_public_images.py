@@ -75,7 +75,7 @@ def other(shape=(6, 4, 3), *, top=255, classes=CLASSES, dtype=np.uint8):
 def test_images_take_the_form_of_the_clients_own(channels, wanted, dtype):
     given = other((6, 4, channels), dtype=dtype)
     like = SOURCE._replace(images=np.full((60, *wanted), 200, dtype))
-    images, labels, labelled = adapt(given, like, seed=0, labels=True)
+    images, labels, labelled, _ = adapt(given, like, seed=0, labels=True)
     assert images.shape == (8, *wanted) and images.dtype == dtype and labelled
     flat = given.images[:8, 0, 0, 0].astype(float)  # one value stays that value, whatever size and colours
     places = np.argsort(images[:, 0, 0, 0])

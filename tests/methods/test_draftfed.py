@@ -189,6 +189,7 @@ def test_a_single_convolution_has_both_weights_and_no_loss_at_its_target():
 # ---- traffic
 
 
+@pytest.mark.long
 def test_drafts_of_a_densenet_have_the_size_that_the_paper_counts():
     """Table I of the paper is for 128 images; of the ten logits it counts one."""
     model = zoo.densenet121(shape=(32, 32, 3), classes=10, stem="imagenet")

@@ -868,6 +868,7 @@ def test_a_round_reports_the_cohorts_models_after_training(federation):
 # ---- pFedHR
 
 
+@pytest.mark.long
 def test_all_clients_of_pfedhr_choose_among_the_same_networks(federation, monkeypatch):
     """Choice, similarities, size and predictions are right by value; no client's own model changes.
 

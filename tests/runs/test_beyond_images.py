@@ -146,6 +146,7 @@ def test_another_alphabet_of_equal_size_is_said(run, whole, tmp_path, capsys):
     assert f"--init-from {whole.folder}: its text has other words;" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @EACH
 def test_nodes_and_a_mean_compute_the_rounds_of_a_run(run):
     folder = run("fedavg", rounds=1, eval_every=1, weight_decay=0.0).folder

@@ -31,7 +31,7 @@ def read(path):
         long("fedavg", "--privacy gaussian,noise=0.5 --sampling poisson --compress quantize,bits=4"),
         long("fedavg", "--attack backdoor,share=0.4 --aggregate krum,m=2"),
         ("fedrep", "--privacy rows,noise=0.5 --compress sign"),
-        ("ditto", "--privacy gaussian,noise=0.2,adapt=0.5"),
+        long("ditto", "--privacy gaussian,noise=0.2,adapt=0.5"),
         ("fedproto", "--compress top-k,share=0.2 --attack random,std=0.1,share=0.4"),
         long("dfedavg", "--compress quantize,bits=4 --attack sign-flip,share=0.4 --topology complete"),
     ],
@@ -100,6 +100,7 @@ def test_epsilon_of_rows_is_that_of_all_noisy_steps(dataset, tmp_path):
         assert record["privacy"]["epsilon"] == accountant.get_epsilon(1e-5)
 
 
+@pytest.mark.long
 def test_several_seeds_are_one_program_over_the_wire(dataset, tmp_path):
     words = [*dataset, *FEDERATION, *SENT.split(), "--seed", "3"]
     cli.main(["compare", "fedavg", *words, "--seeds", "2", "--run-dir", str(tmp_path / "both")])
