@@ -49,20 +49,18 @@ def export(
     models_in: dict[str, list[Deployed]] = {}
     numbers = models.opened.partition.relabel
     alike = (numbers == numbers[0]).all()
-    for client in chosen:
-        model = models[client]
+    for model in map(models.__getitem__, chosen):
         owner = model.model.name if model.shared and alike else f"client-{model.client}"
-        name = f"{store.file_name(owner)}.safetensors"
-        first = models_in.get(name, [model])[0]
-        if first.model.name != model.model.name:
+        models_in.setdefault(f"{store.file_name(owner)}.safetensors", []).append(model)
+    for name, held in models_in.items():
+        if len(named := sorted({model.model.name for model in held})) > 1:
             raise JaxflError(
-                f"{first.model.name} and {model.model.name} would be one file, {name}; export them one after "
-                "another: clients=[...], or --clients."
+                f"{' and '.join(named)} would both be {name}; export the clients of each into their own "
+                "folder."
             )
-        if name not in models_in:
-            content = safetensors.save(_arrays(model), metadata=_about(models, model))
-            files.write_bytes(folder / name, content)
-        models_in.setdefault(name, []).append(model)
+    for name, (first, *_) in models_in.items():
+        content = safetensors.save(_arrays(first), metadata=_about(models, first))
+        files.write_bytes(folder / name, content)
     files.write_bytes(folder / CARD, _card(models.opened, models.folder, models_in, own).encode())
     return [folder / name for name in (*models_in, CARD)]
 

@@ -60,7 +60,10 @@ def recorded_moments(images: DataSet) -> Moments:
 
 
 def images_of(source: Source, federation: Federation, others: str = "") -> DataSet:
-    """Describe a run's images for its configuration, so that predictions need no data set."""
+    """Describe a run's images for its configuration, so that predictions need no data set.
+
+    `others` is that of `require_same_public`.
+    """
     images = source.images
     found: DataSet = {
         "shape": list(images.shape[1:]),

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import types
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -374,6 +375,20 @@ def test_a_shared_model_is_exported_once(run, tmp_path):
     hidden = (hidden - shift) / np.sqrt(arrays["fc1/norm/var"] + float(epsilon)) * scale + bias
     scores = np.maximum(hidden, 0) @ arrays["classifier/kernel"] + arrays["classifier/bias"]
     np.testing.assert_allclose(model.scores(SOURCE.images), scores, rtol=1e-5, atol=1e-5)
+
+
+def test_architectures_whose_files_would_have_one_name_are_not_exported(tmp_path):
+    class Two(list):
+        opened = SimpleNamespace(partition=SimpleNamespace(relabel=np.zeros((2, 3), int)))
+        number = int
+
+    models = Two(
+        SimpleNamespace(model=SimpleNamespace(name=name), shared={"w": 1}, client=i)
+        for i, name in enumerate(("Net A", "Net-A"))
+    )
+    with pytest.raises(JaxflError, match="Net A and Net-A would both be Net-A.safetensors"):
+        export.export(models, tmp_path / "out", None, None)
+    assert not (tmp_path / "out").exists()
 
 
 IDS = """

@@ -226,10 +226,10 @@ def averaged(
       clip: the clip norm (), if it adapts; else None.
     """
     wire = federation.wire
-    present = (weights > 0).astype(weights.dtype)
     if wire is None:
         outputs, mean = map_and_sum(f, key, federation, cohort, tree.shares(weights), shared, own)
         return Aggregated(outputs, mean, cohort)
+    present = (weights > 0).astype(weights.dtype)
     if wire.adapts:
         federation = dataclasses.replace(federation, wire=wire.clipping(clip, federation.numbers[0]))
 
