@@ -116,12 +116,13 @@ def on_untrained(untrained: Sequence[tuple[list[int], int]]) -> list[str]:
 
 
 def on_code(results: Mapping[str, Sequence[Result]]) -> list[str]:
-    """Return a note for each label whose runs ended with different versions of the user's own files."""
-    notes = []
-    for label, own in results.items():
-        ends = [result["code"][-1]["files"] for result in own]
-        versions = {tuple(sorted((Path(path).name, then or "") for path, then in of.items())) for of in ends}
-        if len(versions) > 1:
+    """Return notes on runs that ended with different code: jaxfl, or the user's own files of a label."""
+    codes = {label: [result["code"][-1] for result in own] for label, own in results.items()}
+    packages = {code["package"] for ends in codes.values() for code in ends}
+    notes = ["These runs were computed by different versions of jaxfl."] if len(packages) > 1 else []
+    for label, ends in codes.items():
+        own = [sorted((Path(path).name, then or "") for path, then in code["files"].items()) for code in ends]
+        if any(files != own[0] for files in own):
             notes.append(f"The runs of {label} were computed by different versions of your code.")
     return notes
 

@@ -150,17 +150,18 @@ def ignores_empty_places(trial: Trial) -> str | None:
 
 
 def ignores_padding(trial: Trial) -> str | None:
-    """Check that the padding of a client's list of rows, up to the longest list, has no effect."""
+    """Check that neither length nor images of the padding of clients' lists of rows have an effect."""
 
     def padded_otherwise(group):
-        numbers = np.arange(group.rows.shape[1], dtype=np.int32)[None]
-        other = (group.rows + 17 + 3 * numbers) % np.int32(60)
-        return dataclasses.replace(group, rows=jnp.where(numbers < group.size[:, None], group.rows, other))
+        rows = np.pad(group.rows, ((0, 0), (0, 2)))
+        numbers = np.arange(rows.shape[1], dtype=np.int32)[None]
+        other = (rows + 17 + 3 * numbers) % np.int32(60)
+        return dataclasses.replace(group, rows=jnp.where(numbers < group.size[:, None], rows, other))
 
     return _changes_with(
         padded_otherwise,
         trial,
-        "with other images in the places after a client's own rows{} changes: mean(values, batch) and "
+        "with other images in more places after a client's own rows{} changes: mean(values, batch) and "
         "rows < size leave them out",
     )
 

@@ -193,6 +193,12 @@ def reads_padding(state, info, federation, cohort):
     return moved(state, federation.labels[federation.groups[0].rows].astype(float).mean()), info
 
 
+def averages_places(state, info, federation, cohort):
+    group = federation.groups[0]
+    own = jnp.arange(group.rows.shape[1])[None] < group.size[:, None]
+    return moved(state, jnp.where(own, federation.labels[group.rows], 0).astype(float).mean()), info
+
+
 def reads_test_rows(state, info, federation, cohort):
     return moved(state, federation.labels[federation.groups[0].test_rows].astype(float).mean()), info
 
@@ -276,7 +282,8 @@ def nothing(state, info, federation, cohort):
         long(
             altered(means_over_places), promises.ignores_empty_places, "empty places change state.shared[0]"
         ),
-        long(altered(reads_padding), promises.ignores_padding, "other images in the places after"),
+        long(altered(reads_padding), promises.ignores_padding, "other images in more places after"),
+        long(altered(averages_places), promises.ignores_padding, "in more places after a client's own rows"),
         (altered(learns_from_losses), promises.protects_rows, "--privacy rows['personal'][0] depends"),
         long(altered(reads_test_rows), promises.ignores_test_rows, "other test rows of the clients"),
         long(altered(reads_test_sizes), promises.ignores_test_rows, "other test rows of the clients"),

@@ -1038,14 +1038,16 @@ def test_images_on_which_nobody_trains_do_not_change_training(tmp_path):
     assert jaxfl.load(tmp_path / "one").models[0].images.mean.item() == 7
 
 
-def test_a_report_notes_runs_of_one_label_with_different_code():
-    def of(*files):
-        return {"code": [{"files": {}}, {"files": dict(files)}]}
+def test_a_report_notes_runs_with_different_code():
+    def of(*files, package="1"):
+        return {"code": [{"package": "0", "files": {}}, {"package": package, "files": dict(files)}]}
 
     same = [of(("/a/my.py", "1")), of(("/b/my.py", "1"))]
     assert on_code({"mine": same, "other": [of(("/a/my.py", "2"))]}) == []
     (note,) = on_code({"mine": [*same, of(("/a/my.py", "2"))]})
     assert note == "The runs of mine were computed by different versions of your code."
+    (note,) = on_code({"mine": same, "other": [of(package="2")]})
+    assert note == "These runs were computed by different versions of jaxfl."
 
 
 def test_a_report_notes_clients_that_have_not_trained():
