@@ -94,7 +94,7 @@ def scored(federation, *show):
 def test_scores_of_a_regression_are_those_of_scikit_learn():
     """The last client's targets do not differ, and it has a single test row; targets have different units."""
     source, federation = tiny(tasks.REGRESSION)
-    source = source._replace(labels=source.labels * np.float32([1, 100, 0.01]))
+    source = source._replace(labels=source.labels * np.float32([1, 100, 1e-27]))
     partition = tiny_partition(source)
     partition = partition._replace(test=(*partition.test[:4], partition.test[4][:1]))
     models = [(group.model, len(group.id)) for group in federation.groups]
@@ -355,6 +355,7 @@ def test_a_regression_is_kept_reported_and_exported(tmp_path, monkeypatch):
             {"labels": "permuted"},
             "--labels permuted needs classes, but the labels are for regre",
         ),
+        (1e9 + np.arange(60) / 7, {}, "as float32 targets lose up to 8.*subtract a number from all"),
         (np.arange(60) / 7, {"target": [-3.0]}, "--target takes a RMSE above 0, but one is -3"),
         (
             np.arange(60) / 7,

@@ -35,6 +35,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
 from jaxfl.core.training import Training
 from jaxfl.data import partition_formats
+from jaxfl.data.normalisation import training_moments
 from jaxfl.deployed.load import load
 from jaxfl.errors import JaxflError
 from jaxfl.folder import several_runs, store
@@ -55,6 +56,7 @@ from jaxfl.results.table import as_text
 from jaxfl.results.watch import watch
 from jaxfl.runs.observer import Terms
 from jaxfl.runs.prepare import divide, draw_shift, load_source
+from jaxfl.runs.recorded_data import recorded_moments
 from jaxfl.runs.setup_check import check_setup
 from jaxfl.terminal import OUT, describe, print_result, print_table, shown
 
@@ -269,11 +271,13 @@ def _partition(arguments: list[str]) -> None:
     name, arguments = _from(arguments, "partition")
     if name is not None:
         _, data, where, formats = parse("partition --from RUN", arguments, [], Data, RunFolder, Formats)
-        saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), store.read_config(Path(name)))
+        config = store.read_config(Path(name))
+        saved, setup = Path(name) / store.PARTITION, restore_setup(Path(name), config)
         setup = setup if data.data_dir is None else setup.replace(data_dir=data.data_dir)
+        moments = recorded_moments(config["data"])
     else:
         asked, where, formats = parse(COMMANDS["partition"].usage, arguments, [Setup()], RunFolder, Formats)
-        saved, setup = None, Setup.of(**asked)
+        saved, setup, moments = None, Setup.of(**asked), None
         check_setup(setup)
     folder = where.run_dir or store.free_folder("partition", setup.data.dataset)
     store.check_free(folder)
@@ -282,7 +286,8 @@ def _partition(arguments: list[str]) -> None:
     drawn = draw_shift(setup, source, len(partition.train))
     partition_formats.require(formats.format, partition)
     store.check_free(folder)  # still, after the data have been read
-    written = save_partition(folder, setup, source, partition, drawn, formats.format)
+    moments = moments or training_moments(source, partition.train, setup.data.normalise)
+    written = save_partition(folder, setup, source, partition, drawn, moments, formats.format)
     OUT.print(describe(setup, partition, source))
     OUT.print(f"{folder}: {', '.join(written)}")
 

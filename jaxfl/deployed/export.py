@@ -144,6 +144,7 @@ def _card(run: Opened, folder: Path, files: dict[str, list[Deployed]], own: Call
             x=("tokens" if kind == "tokens" else NORMALISED) + f"  # {sees}",
             given=(', vocabulary=about["vocabulary"]' if kind == "tokens" else "")
             + (", every_token=True" if task.every_token else ""),
+            precision=repr(model.model.precision),
             answer=task.code,
         )
         + _layout([of.model.choice for of in first.values()])
@@ -264,6 +265,7 @@ PLAIN = """\
 The scores are the outputs of the network with these arrays.
 
 ```python
+import dataclasses
 import json
 
 import numpy as np
@@ -278,6 +280,7 @@ with safe_open("{file}", "numpy") as file:
 
 x = {x}
 model = zoo.build(about["architecture"], shape=tuple(about["shape"]), classes=len(about["classes"]){given})
+model = dataclasses.replace(model, precision={precision})
 weights = {{name: {{}} for name in model.names}} | unflatten_dict(arrays, sep="/")
 scores, _ = model.apply(weights, weights, x, train=False)  # parameters and statistics: each takes its own
 {answer}

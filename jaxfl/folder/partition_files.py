@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfl.config.setup import Setup
 from jaxfl.data import partition_formats, saved_partition
-from jaxfl.data.normalisation import training_moments
+from jaxfl.data.normalisation import Moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, of_vectors
@@ -25,11 +25,12 @@ def save_partition(
     source: Source,
     partition: Partition,
     drawn: Drawn | None,
+    moments: Moments,
     forms: Sequence[str],
 ) -> list[str]:
     """Write a partition, also in the forms json, fl-bench and pfllib; return the names of what is written.
 
-    The folder need not exist yet.
+    The folder need not exist yet. `moments` normalise the images.
 
     Raises:
       JaxflError: if something cannot be written, or another program has no such partitions.
@@ -39,11 +40,10 @@ def save_partition(
     title = f"{setup.data.dataset}, {setup.partition.partition}"
     folder.mkdir(parents=True, exist_ok=True)
     saved_partition.save(folder / store.PARTITION, partition, source)
-    normalise = setup.data.normalise
     counts, names = partition.counts(source.labels), source.class_names
     pictures: dict[str, Any] = {"partition.png": lambda: draw(counts, title, names)}
     if drawn and not of_vectors(source.images.shape[1:]):
-        images, what = _seen(source, partition, drawn, normalise), " ".join(setup.data.shift)
+        images, what = _seen(source, partition, drawn, moments.std), " ".join(setup.data.shift)
         pictures["shift.png"] = lambda: draw_seen(images, what)
     files.write_pictures(folder, pictures)
     written = [store.PARTITION, *pictures]
@@ -54,15 +54,14 @@ def save_partition(
         partition_formats.write_fl_bench(folder / "partition.pkl", partition, source)
         written.append("partition.pkl")
     if "pfllib" in forms:
-        name, moments = setup.partition.partition, training_moments(source, partition.train, normalise)
+        name = setup.partition.partition
         partition_formats.write_pfllib(folder / "pfllib", partition, source, name, drawn, moments)
         written.append("pfllib/")
     return written
 
 
-def _seen(source: Source, partition: Partition, drawn: Drawn, normalise: str) -> np.ndarray:
+def _seen(source: Source, partition: Partition, drawn: Drawn, std: np.ndarray) -> np.ndarray:
     """Return the first images of the data as a few clients see them, (clients, k, H, W, C)."""
     clients, k = min(DRAWN[0], len(partition.train)), min(DRAWN[1], len(source.labels))
-    std = training_moments(source, partition.train, normalise).std
     rows = np.arange(k, dtype=np.int32)
     return np.stack([seen(drawn, source.images, std, client, rows) for client in range(clients)])

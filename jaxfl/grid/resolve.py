@@ -30,7 +30,7 @@ def resolve_run(choice: str | Method, asked: Asked) -> tuple[Variant, Setup]:
 def resolve(whose: str, methods: Sequence[str | Method], asked: Asked) -> tuple[list[Variant], Setup]:
     """Return the methods and the setup of several runs.
 
-    An option of the federation or of every method applies to all of them, also in place of those in choices.
+    An option of the federation or of every method applies to all of them that do not choose it themselves.
     Any other option applies to the methods that have it, of which there must be at least one.
 
     Raises:

@@ -163,7 +163,8 @@ def exchanging(
 
         def learn_alone(key, client, nothing, w):
             trained = descend(task_loss(client.model), w, key, own_rows(client, hyper), hyper)
-            return trained.weights, trained.loss, wire.sent(key, client, encoded(trained.weights, client))
+            message = wire.sent(key, client, encoded(trained.weights, client))
+            return trained.weights, trained.loss, trained.steps == 0, message
 
         def learn_from_teacher(key, client, nothing, own):
             w, t = own
@@ -182,7 +183,8 @@ def exchanging(
             return w, wire.sent(again, client, encoded(w, client)) if resend else None
 
         own = gather(state.weights, cohort)
-        learnt, loss, s = zip(*map_clients(learn_alone, key, federation, cohort, own=own), strict=True)
+        outputs = map_clients(learn_alone, key, federation, cohort, own=own)
+        learnt, loss, idle, s = zip(*outputs, strict=True)
         s = jnp.concatenate(s)
         c = weigh(state.matrix, i, s, hyper)
         t = teach(c, s, hyper)
@@ -208,6 +210,7 @@ def exchanging(
             findings=findings(matrix, seen, federation),
             trained=own_models.predictors(learnt),
             teacher=teacher,
+            idle=idle,
         )
 
     def mixed(task, logits, hyper, c):

@@ -42,14 +42,25 @@ def body(model: Model) -> Callable:
 
 
 def norms(model: Model) -> Callable:
-    """Keep normalisation layers: those with statistics, or with only vectors as parameters (LayerNorm)."""
+    """Keep normalisation layers: statistics, what is of their size beside them, and layers of only vectors.
+
+    The last are such as LayerNorm. A kernel beside statistics, in a layer that does both, is not kept.
+    """
     weights = model.form
-    axes = {}  # of a layer's parameters
+    axes, room = {}, {}  # by layer: numbers of axes of its parameters, the largest size of a statistic
     for path, leaf in tree.by_path(weights.params).items():
         axes.setdefault(path[:-1], set()).add(leaf.ndim)
-    layers = {path[:-1] for path in tree.by_path(weights.stats)}
-    layers |= {layer for layer, found in axes.items() if found == {1}}
-    return lambda path: path[1:-1] in layers
+    for path, leaf in tree.by_path(weights.stats).items():
+        room[path[:-1]] = max(leaf.size, room.get(path[:-1], 0))
+    params = tree.by_path(weights.params)
+
+    def keep(path):
+        layer = path[1:-1]
+        if path[0] == "stats":
+            return layer in room
+        return params[path[1:]].size <= room[layer] if layer in room else axes[layer] == {1}
+
+    return keep
 
 
 def separate(weights: Weights, keep: Callable, bn_stats: str) -> tuple[Weights, Weights]:

@@ -124,14 +124,14 @@ def of_newcomers(task: Task) -> list[Measure]:
 def of_cohort(task: Task) -> dict[str, Measure]:
     """Return the scores of the clients of a round."""
 
-    def score(name, title, moment, entry, whose):
+    def score(name, title, moment, entry, whose, better=task.better):
         path, missing = ("cohort", moment, entry), SCORED.format(whose)
-        return _score(name, title, path, task.better, task.percent, missing=missing, note=TEN)
+        return _score(name, title, path, better, task.percent, missing=missing, note=TEN)
 
     return by_name(
         score("trained", "trained", "trained", "mean", "models right after training"),
         score("teacher", "teacher", "teacher", "mean", "what teaches clients"),
-        score("teacher-lead", "teacher's lead", "teacher", "lead", "what teaches clients"),
+        score("teacher-lead", "teacher's lead", "teacher", "lead", "what teaches clients", max),
     )
 
 

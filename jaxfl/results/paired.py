@@ -60,7 +60,7 @@ class Difference(NamedTuple):
 
 def decimals(value: float) -> int:
     """Return how many decimals a number is written with: two, or more for small ones, such as 0.0281."""
-    small = 1e-6 < abs(value) < 0.1  # such as the megabytes of class means; below, it is rounding
+    small = 1e-12 < abs(value) < 0.1  # such as the megabytes of class means; below, it is rounding
     return 2 - math.floor(math.log10(abs(value))) if small else 2
 
 

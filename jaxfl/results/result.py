@@ -89,9 +89,13 @@ def _line(report: Report, t: int, cohorts, federation: Federation, client_device
         line["simulated_seconds"] = deadline if deadline and lost else max(busy, default=0.0)
     if report.info.findings:
         line["findings"] = jax.tree.map(_plain, report.info.findings)
-    if report.scores and len(lost) < len(members):
+    if report.scores and any(not one.lost and not federation.attackers[one.id] for one in members):
         gone = report.lost or [False] * len(cohorts)
-        present = [slots.mask[t] & ~np.asarray(is_lost) for slots, is_lost in zip(cohorts, gone, strict=True)]
+        counts = np.append(~federation.attackers, False)  # an empty place is nobody's
+        present = [
+            counts[np.append(group.id, federation.clients)[slots.index[t]]] & ~np.asarray(is_lost)
+            for group, slots, is_lost in zip(federation.groups, cohorts, gone, strict=True)
+        ]
         scored = [name for name in MOMENTS if name in report.scores]
         of_all, task = report.scores, federation.task
         found = {name: cohort_accuracy(task, of_all[name], present) for name in scored}

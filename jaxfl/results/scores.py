@@ -145,14 +145,16 @@ def teacher_accuracy(task: Task, teacher: PerGroup, own: PerGroup | None, presen
       present: masks (k_g,).
 
     Returns:
-      {"teacher": mean over those that have one, pooled, and lead, the mean over them minus that of their own
-      models}, or {} if none has.
+      {"teacher": mean over those that have one, pooled, and lead, by how much the mean over them is better
+      than that of their own models}, or {} if none has.
     """
     taught = [here & of_group.finite for here, of_group in zip(present, teacher, strict=True)]
     if not any(of_group.any() for of_group in taught):
         return {}
     found = cohort_accuracy(task, teacher, taught)
-    lead = {"lead": found["mean"] - cohort_accuracy(task, own, taught)["mean"]} if own else {}
+    lead = {}
+    if own:
+        lead["lead"] = task.gain(found["mean"]) - task.gain(cohort_accuracy(task, own, taught)["mean"])
     return {"teacher": {**found, **lead}}
 
 

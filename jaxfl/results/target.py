@@ -10,7 +10,7 @@ from jaxfl.folder.records import Config, Round, Target
 from jaxfl.tasks import Task, task_of
 
 SPENT = ("bytes_up", "bytes_down", "flops", "simulated_seconds")
-ROUNDING = 1e-9  # a mean of fractions may miss its exact value
+ROUNDING = 1e-9  # by which share a mean of fractions may miss its exact value
 
 
 def check_targets(targets: Sequence[float], task: Task) -> None:
@@ -78,7 +78,7 @@ def _reaching(metrics: list[Round], target: float) -> int | None:
     for record in metrics:
         if "accuracy" in record:
             gain = task_of(record["accuracy"]).gain
-            if gain(record["accuracy"]["mean"]) >= gain(target) - ROUNDING:
+            if gain(record["accuracy"]["mean"]) >= gain(target) - ROUNDING * target:
                 return record["round"]
     return None
 

@@ -317,6 +317,11 @@ def draw_shift(setup: Setup, source: Source, clients: int) -> Drawn | None:
         amounts.append(draw(clients, rng, **options))
         kinds.append(name)
     shift.require(source.name, kinds, source.images.shape[1:])
+    if "noise" in kinds and setup.data.normalise == "none":
+        raise JaxflError(
+            "--shift noise is measured in the deviations by which --normalise divides, and none divides by "
+            "nothing; leave one of them out."
+        )
     return Drawn(tuple(kinds), tuple(amounts), seed % 2**32) if kinds else None
 
 

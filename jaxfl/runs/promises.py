@@ -188,7 +188,8 @@ def _changes_with(otherwise: Callable, trial: Trial, sentence: str) -> str | Non
     def outcome(federation):
         """Return results after two rounds: a teacher's outputs for padding may be kept, but not used."""
         changed = trial._replace(federation=federation)
-        first = played(changed, jax.random.key(2), trial.state, cohort(federation, EVERYONE))
+        state = trial.algorithm.init(jax.random.key(0), federation, traced(trial.variant.config))
+        first = played(changed, jax.random.key(2), state, cohort(federation, EVERYONE))
         done = played(changed, jax.random.key(3), first.state, cohort(federation, EVERYONE))
         return {"loss": done.info.loss} | {name: getattr(done, name) for name in ("received", "personal")}
 

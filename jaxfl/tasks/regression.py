@@ -10,31 +10,33 @@ from jaxfl.errors import JaxflError
 from jaxfl.tasks.task import Metric, Task
 
 TENTHS = 10
+MOST_LOST = 1e-3  # of targets as float32, in their standard deviations
 
 
 class Sums(NamedTuple):
-    """Sums over k clients' rows, per target (k, targets), in the targets' units.
+    """Sums over k clients' rows, per standardised target (k, targets).
 
     Args:
       squared: of squared errors.
       absolute: of absolute errors.
       spread: of squared distances of the targets from their mean on the client; 0 if they do not differ.
+      unit: the targets' standard deviation, in which all these are.
       rows: (k,) int32, number of rows.
     """
 
     squared: jax.Array
     absolute: jax.Array
     spread: jax.Array
+    unit: jax.Array
     rows: jax.Array
 
 
 def _sum_errors(labels, relabel, std, outputs, real) -> Sums:
-    """Sum up errors of standardised targets, in the targets' units."""
-    real, count = real[..., None], real.sum(1, dtype=jnp.int32)
-    away, unit = outputs - labels, std[None]
-    squared = jnp.square(away).sum(1, where=real)
-    spread = jax.vmap(_spread)(labels, real)
-    return Sums(unit**2 * squared, unit * jnp.abs(away).sum(1, where=real), unit**2 * spread, count)
+    """Sum up errors of standardised targets."""
+    real, count, away = real[..., None], real.sum(1, dtype=jnp.int32), outputs - labels
+    squared, absolute = (sizes.sum(1, where=real) for sizes in (jnp.square(away), jnp.abs(away)))
+    unit = jnp.broadcast_to(std[None], squared.shape)
+    return Sums(squared, absolute, jax.vmap(_spread)(labels, real), unit, count)
 
 
 def _spread(y, real):
@@ -57,12 +59,12 @@ def _explained(outputs, y, size):
 
 def rmse(sums: Any) -> np.ndarray:
     """Return each client's root mean squared error, (n,)."""
-    return np.sqrt(sums.squared / sums.rows[:, None]).mean(1)
+    return (sums.unit * np.sqrt(sums.squared / sums.rows[:, None])).mean(1)
 
 
 def mae(sums: Any) -> np.ndarray:
     """Return each client's mean absolute error, (n,)."""
-    return (sums.absolute / sums.rows[:, None]).mean(1)
+    return (sums.unit * sums.absolute / sums.rows[:, None]).mean(1)
 
 
 def r2(sums: Any) -> np.ndarray:
@@ -84,12 +86,19 @@ def read(name: str, labels: np.ndarray, examples: np.ndarray, outputs: int) -> t
         raise JaxflError(
             f"{name}: labels have shape {labels.shape}, not ({rows},) or ({rows}, targets), numbers per row."
         )
+    given = labels.reshape(rows, -1).astype(float)
     with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
-        labels = labels.reshape(rows, -1).astype(np.float32)
+        labels = given.astype(np.float32)
     if wrong := (~np.isfinite(labels)).any(1).sum():
         raise JaxflError(
             f"{name}: {wrong} of {rows} rows have NaN or an infinite value (as float32) as their label; "
             "leave them out."
+        )
+    lost = np.abs(labels - given).max(0, where=np.ptp(given, 0) > 0, initial=0)
+    if (lost > MOST_LOST * given.std(0)).any():
+        raise JaxflError(
+            f"{name}: as float32 targets lose up to {lost.max():.3g}, too much beside their deviation; "
+            "subtract a number from all, such as the least."
         )
     return labels, labels.shape[1]
 
@@ -121,7 +130,7 @@ REGRESSION = Task(
     label=lambda outputs, classes, target: outputs * target[1] + target[0],
     count=_sum_errors,
     each=rmse,
-    pooled=lambda sums: float(np.sqrt(sums.squared.sum(0) / sums.rows.sum()).mean()),
+    pooled=lambda sums: float((sums.unit[0] * np.sqrt(sums.squared.sum(0) / sums.rows.sum())).mean()),
     metrics=(
         Metric("mae", "MAE", mae, better=min, percent=False, recorded=("mean",)),
         Metric("r2", "R2", r2, percent=False, recorded=("mean", "per_client")),

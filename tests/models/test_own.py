@@ -15,6 +15,7 @@ from conftest import CLASSES, SHAPE, assert_same, cohort, federate, initial, lon
 from flax import nnx
 
 import jaxfl
+from jaxfl import fl
 from jaxfl.algorithms.sharing.fedrod import with_personal_head
 from jaxfl.cli import main
 from jaxfl.core.job import traced
@@ -196,6 +197,19 @@ def test_a_block_that_does_not_train_gets_no_key_for_dropout():
     params, stats = model.init(jax.random.key(0))
     model.apply(params, stats, jnp.ones((2, 3)), train=("head",), key=jax.random.key(1))
     assert keys["body"] is None and keys["head"] is not None
+
+
+def test_a_kernel_beside_statistics_is_no_norm():
+    def init(key, x):
+        params = {"kernel": jnp.ones((3, 3)), "scale": jnp.ones((1, 3))}
+        return Weights(params, {"mean": jnp.zeros((1, 3))})
+
+    def apply(params, x, stats, train, mask):
+        return (x @ params["kernel"] - stats["mean"]) * params["scale"], stats
+
+    model = from_functions("own", {"both": (init, apply), "head": functions()["head"]}, (3,), 2)
+    paths = [("params", "both", "kernel"), ("params", "both", "scale"), ("stats", "both", "mean")]
+    assert [*map(fl.norms(model), [*paths, ("params", "head", "kernel")])] == [False, True, True, False]
 
 
 def test_a_head_that_does_not_end_in_classes_is_refused():

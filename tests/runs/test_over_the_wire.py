@@ -59,7 +59,7 @@ def test_a_run_over_the_wire_is_resumed_and_repeated_on_devices(method, options,
 def test_attackers_are_listed_and_left_out_of_scores(dataset, tmp_path, capsys):
     folder = tmp_path / "run"
     words = [*dataset, *FEDERATION, "--models", "mlp,hidden=3", "mlp,hidden=4"]
-    words += ["--attack", "backdoor,share=0.5", "--run-dir", str(folder)]
+    words += ["--attack", "backdoor,share=0.5", "--score-cohort", "--run-dir", str(folder)]
     cli.main(["run", "fedavg", *words])
     out = capsys.readouterr().out
     rows = [*csv.DictReader((folder / "clients.csv").read_text().splitlines())]
@@ -74,6 +74,10 @@ def test_attackers_are_listed_and_left_out_of_scores(dataset, tmp_path, capsys):
         told = zip(record["clients"], record["client_loss"], strict=True)
         honest = [loss for client, loss in told if str(client) not in attackers]
         assert record["loss"] == (pytest.approx(np.mean(honest)) if honest else None)
+        assert ("cohort" in record) == bool(honest)
+    scored = [result["accuracy"]["per_client"][client] for client in record["clients"]]
+    honest = [score for score in scored if score is not None]
+    assert record["cohort"]["personal"]["mean"] == pytest.approx(np.mean(honest))
     assert jaxfl.load(folder).result["accuracy"] == result["accuracy"]
 
 

@@ -205,7 +205,7 @@ def build(config: FedCMD) -> fl.Algorithm:
 
         def client(key, client, nothing, w):
             done = train_and_vote(key, client, w, federation, state.hyper, selecting)
-            return done.weights, done.tally, done.loss
+            return done.weights, done.tally, done.loss, done.steps == 0
 
         def visit(key, who, last, own):
             w, layers = own
@@ -221,7 +221,7 @@ def build(config: FedCMD) -> fl.Algorithm:
             base, outputs = fl.visit_clients(visit, state.shared, key, federation, cohort, own)
         else:
             base, outputs = None, fl.map_clients(client, key, federation, cohort, own=start)
-        trained, tally, loss = outputs
+        trained, tally, loss, idle = outputs
 
         weights = fl.scatter(state.weights, cohort, trained)
         shared = fl.tree.weighted_mean(trained, fl.cohort_rows(federation, cohort), state.shared)
@@ -240,7 +240,7 @@ def build(config: FedCMD) -> fl.Algorithm:
         up, down = traffic(state, federation, cohort)
         state = State(state.hyper, shared, weights, leading, won, scores, phi)
         model, trained = federation.group.model, fl.own_models.predictor(trained)
-        return state, fl.Info(loss, up, down, findings(state, model), trained)
+        return state, fl.Info(loss, up, down, findings(state, model), trained, idle=idle)
 
     def restart(own, shared, now):
         """Return all clients' models (n, ...), reset to the global one if the second phase begins."""

@@ -141,7 +141,7 @@ def build(config: FedFomo) -> fl.Algorithm:
             other = jax.tree.map(lambda leaf: leaf[place], pool.models)
             other = fl.own_models.with_own_stats(other, w, config.bn_stats)
             away = optax.tree.sub(other, b)
-            better = so_far - fl.validation.loss(client, other)
+            better = so_far - fl.validation.loss(fl.only_if(present, client), other)
             q = jnp.where(present, better / (optax.tree.norm(away.params) + EPS), 0)
             gain = jnp.maximum(q, 0)
             pull = jax.tree.map(lambda pull, away: pull + gain * away, pull, away)

@@ -98,18 +98,20 @@ def build(config: DraftFed) -> fl.Algorithm:
                 phase=1,
             ).weights
             trained = fl.descend(fl.task_loss(client.model), w, key, fl.own_rows(client, hyper), hyper)
-            return trained.weights, trained.loss
+            return trained.weights, trained.loss, trained.steps == 0
 
         own = fl.gather(state.weights, cohort)
         drafts = fl.map_clients(compute, key, federation, cohort, own=own)
         present = fl.per_group(lambda n: n > 0, fl.cohort_rows(federation, cohort))
         targets = aggregate(drafts, federation.models, present)
-        trained, loss = zip(*fl.map_clients(learn, key, federation, cohort, targets, own), strict=True)
+        outputs = fl.map_clients(learn, key, federation, cohort, targets, own)
+        trained, loss, idle = zip(*outputs, strict=True)
         return State(hyper, fl.scatter(state.weights, cohort, trained), state.order), fl.Info(
             loss,
             up=fl.sent_up(cohort, fl.per_group(fl.tree.one, drafts)),
             down=fl.sent_down(cohort, targets),
             trained=fl.own_models.predictors(trained),
+            idle=idle,
         )
 
     return fl.Algorithm(init, fl.own_models.personal, step, fl.own_models.personal, wire=("rows",))

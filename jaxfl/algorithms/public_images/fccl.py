@@ -20,6 +20,7 @@ pre-training w_i^0 is not remembered, and w_i^- is the initial model in a client
 lasts as long as a round's local training, in the authors' code 50 epochs. lambda is `lam`.
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -69,7 +70,11 @@ def standardised(z):
 
 
 def correlation(model: fl.Model, target, lam):
-    """Return the loss of a public batch with the mean logits (B, C), or (B, T, C), as target."""
+    """Return the loss of a public batch with the mean logits (B, C), or (B, T, C), as target.
+
+    The network computes in full precision, where gradients can be told from rounding errors.
+    """
+    model = dataclasses.replace(model, precision="full")
 
     def loss(w, batch, key):
         z, stats = fl.forward(model, w, batch, key)
@@ -130,10 +135,10 @@ def build(config: FCCL) -> fl.Algorithm:
             memories = (before, alone) if epochs else (before,)
             loss = remembering(client.model, memories, weight)
             trained = fl.descend(loss, w, key, fl.own_rows(client, hyper), hyper)
-            return trained.weights, trained.loss
+            return trained.weights, trained.loss, trained.steps == 0
 
         own = fl.gather(tuple(zip(state.weights, state.before, state.alone, strict=True)), cohort)
-        weights, loss = zip(*fl.map_clients(learn, key, federation, cohort, own=own), strict=True)
+        weights, loss, idle = zip(*fl.map_clients(learn, key, federation, cohort, own=own), strict=True)
         present = jnp.concatenate(fl.cohort_rows(federation, cohort)) > 0
         whole = cut(fl.public_images.subset(key, federation, config.public_size))
         batches = jnp.tile(whole, (config.public_epochs, 1))
@@ -174,7 +179,7 @@ def build(config: FCCL) -> fl.Algorithm:
             fl.scatter(state.weights, cohort, correlated),
             fl.scatter(state.before, cohort, weights),
             state.alone,
-        ), fl.Info(loss, up, down, trained=fl.own_models.predictors(weights))
+        ), fl.Info(loss, up, down, trained=fl.own_models.predictors(weights), idle=idle)
 
     def cut(rows):
         """Return the public images of every batch, (batches, B)."""

@@ -182,11 +182,11 @@ def build(config: Hermes) -> fl.Algorithm:
             # Pruned entries stay 0, without gradient or decay; BatchNorm sees zeros there.
             traffic = message(model, held), message(model, own.held)
             own = Own(trained.weights, held, now, own.initial)
-            return own, trained.loss, *traffic, kept_ratio(held)
+            return own, trained.loss, trained.steps == 0, *traffic, kept_ratio(held)
 
         own = fl.gather(state.own, cohort)
         outputs = fl.map_clients(client, key, federation, cohort, state.server, own)
-        own, loss, up, down, kept = zip(*outputs, strict=True)
+        own, loss, idle, up, down, kept = zip(*outputs, strict=True)
         server = fl.per_group(
             lambda server, own, n: averaged(server, sent(own.held), own.weights, n > 0, now),
             state.server,
@@ -199,6 +199,7 @@ def build(config: Hermes) -> fl.Algorithm:
             of_those_present(down, cohort),
             {"kept": summary(kept, cohort)},
             fl.own_models.predictors(tuple(of_group.weights for of_group in own)),
+            idle=idle,
         )
 
     def sent(held: Mask) -> Mask:

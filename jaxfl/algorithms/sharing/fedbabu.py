@@ -7,8 +7,11 @@ number of client i's training rows:
     theta   <- sum_i n_i theta_i / sum_i n_i
     before use: (theta_i', phi_i') <- SGD over (theta, phi_0) for ft_epochs epochs
 
-The received model still has the random head, so a low `received` accuracy is expected.
+The received model still has the random head, so a low `received` accuracy is expected. phi_0 is one draw also
+with `--initial own`.
 """
+
+import dataclasses
 
 from jaxfl import fl
 
@@ -25,7 +28,12 @@ def build(config: FedBABU) -> fl.Algorithm:
         return (fl.Phase(model.body.names, config.length),)
 
     train = fl.local_training(config, phases=phases)
-    return fl.sharing(config, keep=fl.head, train=train, tune=fl.fine_tuning(config))
+    algorithm = fl.sharing(config, keep=fl.head, train=train, tune=fl.fine_tuning(config))
+
+    def init(key, federation, hyper):
+        return algorithm.init(key, dataclasses.replace(federation, apart=False), hyper)
+
+    return algorithm._replace(init=init)
 
 
 fedbabu = fl.Method("fedbabu", build, FedBABU)

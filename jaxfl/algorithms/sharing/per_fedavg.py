@@ -55,7 +55,10 @@ def inner_rate(hyper: PerFedAvg):
 
 def meta_loss(participant: fl.Participant, variant: str):
     """Return the loss f(w~; b') of w on batches (b, b'[, b'']), with the gradient of the variant."""
-    plain, hyper = fl.task_loss(participant.model), participant.hyper
+    model, hyper = participant.model, participant.hyper
+    if variant == "hf":  # in a difference of losses few digits are left
+        model = dataclasses.replace(model, precision="full")
+    plain = fl.task_loss(model)
     alpha, stop = inner_rate(hyper), jax.lax.stop_gradient
 
     def loss(w, batches, key):

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import tree
+from jaxfl.core import flops, tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info
@@ -77,6 +77,12 @@ def learning_from_teachers(
             raise JaxflError(
                 f"Networks are re-assembled of blocks for images or vectors, but {tokens[0]} takes tokens; "
                 "choose another method."
+            )
+        flat = [model.name for model in federation.models if 1 in model.shape[:2]]
+        if flat and not config.labelled:
+            raise JaxflError(
+                f"labelled=false compares changed views of images, but {flat[0]} takes vectors or windows; "
+                "use the labels of public rows."
             )
         if config.labelled and not federation.labelled:
             raise JaxflError(
@@ -166,9 +172,12 @@ def with_teachers(server: Server, state: State, federation, teachers: Mapping[in
     )
     for client, teacher in teachers.items():
         g, i = server.networks[client].group, server.networks[client].position
+        group = federation.groups[g]
         # All rows, also padding, so that all clients have the same number of batches.
-        x = on_one_device(federation.inputs(federation.groups[g].rows[i]))
-        logits[g] = logits[g].at[i].set(predictions(server, teacher.network, x))
+        x = on_one_device(federation.inputs(group.rows[i]))
+        said, operations = flops.on_host(predictions, server, teacher.network, x)
+        flops.add(operations * int(group.size[i]) / len(x))
+        logits[g] = logits[g].at[i].set(said)
         has[g] = has[g].at[i].set(True)
         sizes[g] = sizes[g].at[i].set(sum(tree.scalars(part.weights) for part in teacher.network))
     return state._replace(teacher_logits=tuple(logits), has_teacher=tuple(has), teacher_size=tuple(sizes))
