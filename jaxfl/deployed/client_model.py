@@ -40,7 +40,7 @@ class Deployed:
       images: shape, type and normalisation of the images that it takes.
       relabel: (classes,) int, the output for each class of the data set; -1 if the client lacks the class.
       accuracy: on the client's test rows, as a fraction, as it was scored, or the score of another task; None
-        for a newcomer.
+        for a newcomer or an attacker.
       predictor: the method's `Predictor`, with the leaves of this client.
       target: mean and standard deviation (k,) by which targets are standardised; None for classes.
     """
@@ -55,7 +55,7 @@ class Deployed:
 
     def __repr__(self) -> str:
         """Return a line of text with client, architecture and accuracy."""
-        scored = "a newcomer" if self.accuracy is None else self.model.task.text(self.accuracy)
+        scored = "not scored" if self.accuracy is None else self.model.task.text(self.accuracy)
         return f"<client {self.client}'s {self.model.name}, {scored}>"
 
     @property

@@ -37,7 +37,7 @@ def require_same_beginning(folder: Path, variant: Variant, setup: Setup, data: D
 def extend(folder: Path, config: Config, rounds: int, kept: int) -> None:
     """Write that a run has more rounds, of which the first ones `kept` are done, see `rounds_kept`."""
     longer: Config = {**config, "options": config["options"] | {"rounds": rounds}}
-    if stops(config, store.read_metrics(folder)):
+    if stops(config, store.read_metrics(folder)[:kept]):
         longer["beyond_target"] = True
     store.lengthen(folder, longer, kept)
 
