@@ -68,7 +68,7 @@ def _collected(f: Callable, *args: Any) -> tuple[Any, dict[int, jax.Array]]:
     total = {}
     for group, amount in amounts:
         owner = SERVER if group is None else group
-        total[owner] = total[owner] + amount if owner in total else jnp.asarray(amount)
+        total[owner] = total.get(owner, 0) + jnp.asarray(amount).astype(float)
     return outputs, total
 
 

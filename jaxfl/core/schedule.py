@@ -137,7 +137,10 @@ def at_rate(one_round: Step, factor) -> Step:
     def of_round(key, state, federation, cohort):
         after, info = one_round(key, scaled(state), federation, cohort)
         kept = jax.tree.map(
-            lambda before, now: before if is_options(before) else now, state, after, is_leaf=is_options
+            lambda before, now: _with_rates_of(before, now) if is_options(before) else now,
+            state,
+            after,
+            is_leaf=is_options,
         )
         return kept, info
 
@@ -147,6 +150,11 @@ def at_rate(one_round: Step, factor) -> Step:
 def is_options(leaf: Any) -> bool:
     """Return whether a node of a state is a method's options."""
     return isinstance(leaf, Training)
+
+
+def _with_rates_of(before: Training, now: Training) -> Training:
+    rates = client_rates(type(before))
+    return dataclasses.replace(now, **{name: getattr(before, name) for name in rates})
 
 
 def _times(hyper: Training, factor) -> Training:

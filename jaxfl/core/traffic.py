@@ -1,5 +1,7 @@
 """The ledger of a round: how many scalars each client sends and receives."""
 
+import numbers
+
 import jax
 import jax.numpy as jnp
 
@@ -45,7 +47,7 @@ def _counts(slots: Slots, message) -> jax.Array:
             "these are the scalars of each client already, not a message; give them to Info as they are: "
             "Info(..., up=class_means.up(...))"
         )
-    scalars = message if isinstance(message, int) else tree.scalars(message)
+    scalars = int(message) if isinstance(message, numbers.Integral) else tree.scalars(message)
     if scalars > LARGEST_MESSAGE:
         raise JaxflError(
             f"A message of one client would have {scalars:,} scalars, more than the ledger counts "

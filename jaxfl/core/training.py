@@ -376,7 +376,9 @@ def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
 
 
 def mean(values, batch: Batch):
-    """Return the mean of per-row values (B,) over the batch's real rows."""
+    """Return the mean of per-row values (B,) over the batch's real rows; any others raise a ValueError."""
+    if values.shape != batch.mask.shape:
+        raise ValueError(f"a mean is of one value per row, {batch.mask.shape}, not of {values.shape}")
     mask = batch.mask.astype(values.dtype)
     return jnp.sum(values * mask) / jnp.maximum(mask.sum(), 1)
 
@@ -392,9 +394,7 @@ def task_loss(model: Model, blocks: Collection[str] | None = None) -> Callable:
     trains = model.names if blocks is None else tuple(blocks)
 
     def loss(weights, batch, key):
-        logits, stats = model.apply(
-            weights.params, weights.stats, batch.x, train=trains, key=key, mask=batch.mask
-        )
+        logits, stats = model.apply(*weights, batch.x, train=trains, key=key, mask=batch.mask)
         return mean(model.task.losses(logits, batch.y), batch), weights.stats | stats
 
     return loss

@@ -95,7 +95,7 @@ def weighted_mean(stacked, weights, old):
     return where(weights.sum() > 0, weighted_sum(shares(weights), stacked), old)
 
 
-def mean_of_holders(sums, counts, old, least: int = 1):
+def mean_of_holders(sums, counts, old, least: float = 1):
     """Return the mean of every entry over its holders, for trees of the same shapes.
 
     Args:

@@ -37,7 +37,7 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
             f"{folder} has {len(models)} architectures ({', '.join(model.name for model in models)}), and a "
             f"server that only averages has one; repeat the run with --models {models[0].choice}."
         )
-    if algorithm.averaged is None:
+    if algorithm.averaged is None or algorithm.host or algorithm.prepare:
         raise JaxflError(
             f"{label} needs more than a server that averages what clients send: its server does something "
             "else, or it or a client keeps more than weights; choose fedavg, fedprox, fedper or fedrep."

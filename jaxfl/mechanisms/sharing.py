@@ -336,7 +336,7 @@ def sharing(
         trained = train(key, participant)
         kept, shared = divide(participant.model, trained.weights)
         remembered, message = update(participant, trained)
-        return (kept, shared, remembered, trained.loss), (shared, message)
+        return (kept, shared, remembered, trained.loss, trained.steps == 0), (shared, message)
 
     def message_of(key, state, federation):
         """Return the form of what a client sends."""
@@ -352,7 +352,7 @@ def sharing(
         weights, owed = n if memory.by_rows else present, gather(state.owed, cohort)
         for_wire = {"known": (state.shared, None), "owed": owed, "clip": state.clip}
         made = wire.averaged(trains, key, federation, cohort, weights, common, own, **for_wire)
-        (kept, shared, remembered, loss), (mean_shared, message) = made.outputs, made.mean
+        (kept, shared, remembered, loss, idle), (mean_shared, message) = made.outputs, made.mean
 
         if made.left_out is not None:
             present = jnp.where(made.left_out, 0, present)
@@ -373,8 +373,8 @@ def sharing(
             scatter(state.owed, made.heard, made.owed),
             made.clip,
         )
-        info = Info(loss, up, sent_down(cohort, common))
-        return state, made.told(info._replace(trained=Predictor(None, tree.combine(shared, kept), predict)))
+        trained = Predictor(None, tree.combine(shared, kept), predict)
+        return state, made.told(Info(loss, up, sent_down(cohort, common), trained=trained, idle=idle))
 
     if tune is None:
         one = Algorithm(init, receive, step, receive, averaged=memory.averaged(step), wire=WIRE)

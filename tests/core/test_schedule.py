@@ -1,5 +1,6 @@
 """Schedules of the clients' learning rates: their factors, and the rates that they multiply."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -102,3 +103,12 @@ def test_a_factor_multiplies_clients_rates_wherever_the_state_holds_options():
     assert after == state and seen == [(0.05, 0.1, None, 0.3)]
     with pytest.raises(JaxflError, match="--schedule finds no learning rates"):
         at_rate(one_round, 0.5)(nothing, {"others": 1}, nothing, nothing)
+
+
+def test_a_schedule_leaves_what_a_method_changes_itself():
+    def step(key, state, federation, cohort):
+        return dataclasses.replace(state, mu=state.mu / 2), state.lr
+
+    hyper = METHODS["fedprox"].config(mu=0.5, lr=0.1)
+    after, lr = at_rate(step, 0.5)(None, hyper, None, None)
+    assert (lr, after.lr, after.mu) == (0.05, 0.1, 0.25)

@@ -19,14 +19,17 @@ from jaxfl.core.client_map import only_if
 from jaxfl.core.cohorts import all_clients
 from jaxfl.core.examples import Examples, arrays, own_rows, public_rows, server_rows
 from jaxfl.core.job import traced
+from jaxfl.core.protocol import Cohort, Slots
 from jaxfl.core.score import score
 from jaxfl.core.streams import AUGMENTATION
+from jaxfl.core.traffic import sent_up
 from jaxfl.core.training import (
     Steps,
     Training,
     descend,
     fit,
     local_optimizer,
+    mean,
     steps_of,
     task_loss,
 )
@@ -320,3 +323,16 @@ def test_augmentation_changes_the_images_of_training_batches_and_not_their_label
     np.testing.assert_array_equal(batch.y, plain.y)
     changed = functools.partial(augmentation(names), jax.random.fold_in(KEY, AUGMENTATION))
     assert_same(batch.x, federation.inputs(client.rows[places], changed))
+
+
+def test_a_mean_is_of_one_value_per_row():
+    batch = Batch(None, np.zeros((3, 1)), jnp.array([True, True, False]), None)
+    assert mean(jnp.array([1.0, 3.0, 100.0]), batch) == 2
+    with pytest.raises(ValueError, match=r"one value per row, \(3,\), not of \(3, 1\)"):
+        mean(jnp.ones((3, 1)), batch)
+
+
+@pytest.mark.parametrize("number", [500, np.int32(500), np.prod((50, 10))])
+def test_a_message_is_a_whole_number_of_scalars(number):
+    cohort = Cohort(jnp.int32(0), (Slots(jnp.arange(2), jnp.array([True, False])),), 1)
+    assert sent_up(cohort, (number,))[0].tolist() == [500, 0]

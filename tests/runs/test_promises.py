@@ -193,6 +193,10 @@ def reads_padding(state, info, federation, cohort):
     return moved(state, federation.labels[federation.groups[0].rows].astype(float).mean()), info
 
 
+def tells_means_over_places(state, info, federation, cohort):
+    return state, info._replace(findings={"loss": {"mean": info.loss[0].mean()}})
+
+
 def averages_places(state, info, federation, cohort):
     group = federation.groups[0]
     own = jnp.arange(group.rows.shape[1])[None] < group.size[:, None]
@@ -282,6 +286,7 @@ def nothing(state, info, federation, cohort):
         long(
             altered(means_over_places), promises.ignores_empty_places, "empty places change state.shared[0]"
         ),
+        long(altered(tells_means_over_places), promises.ignores_empty_places, "change ['findings']['loss']"),
         long(altered(reads_padding), promises.ignores_padding, "other images in more places after"),
         long(altered(averages_places), promises.ignores_padding, "in more places after a client's own rows"),
         (altered(learns_from_losses), promises.protects_rows, "--privacy rows['personal'][0] depends"),

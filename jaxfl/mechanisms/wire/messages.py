@@ -195,7 +195,8 @@ class Aggregated(NamedTuple):
             return info
         count = {"messages": {"left out": self.left_out.sum(dtype=jnp.int32)}}
         loss = jnp.where(self.left_out, 0, jnp.asarray(info.loss))
-        return info._replace(loss=loss, idle=self.left_out, findings=info.findings | count)
+        idle = self.left_out if info.idle is None else self.left_out | info.idle
+        return info._replace(loss=loss, idle=idle, findings=info.findings | count)
 
 
 def averaged(
