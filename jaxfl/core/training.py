@@ -393,8 +393,8 @@ def task_loss(model: Model, blocks: Collection[str] | None = None) -> Callable:
     """Return the task's loss, such as cross-entropy, with `blocks` (all by default) in training mode."""
     trains = model.names if blocks is None else tuple(blocks)
 
-    def loss(weights, batch, key):
-        logits, stats = model.apply(*weights, batch.x, train=trains, key=key, mask=batch.mask)
-        return mean(model.task.losses(logits, batch.y), batch), weights.stats | stats
+    def loss(w, batch, key):
+        logits, stats = model.apply(w.params, w.stats, batch.x, train=trains, key=key, mask=batch.mask)
+        return mean(model.task.losses(logits, batch.y), batch), w.stats | stats
 
     return loss

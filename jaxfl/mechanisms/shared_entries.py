@@ -188,7 +188,7 @@ def mean(models: PerGroup, weights: PerGroup, places: Places, old: PerGroup) -> 
         return jnp.broadcast_to(weight.sum(0), leaf.shape[1:])
 
     sums, counts = (add_up(jax.tree.map(f, models, weights), places, old) for f in (of_leaf, count))
-    return tree.mean_of_holders(sums, counts, old, least=jnp.finfo(jnp.float32).tiny)
+    return tree.mean_of_holders(sums, counts, old, least=1e-30)  # weights may be shares
 
 
 def scalars_of_several(form: PerGroup, places: Places, clients: PerGroup) -> PerGroup:

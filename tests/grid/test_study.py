@@ -339,7 +339,9 @@ def test_what_a_table_averages_or_cannot_compare_is_said(toy):
     found, folder = toy
     first, _, *frame = study.finished(found, folder)
     versions = [
-        first._replace(draw=(seed, 0), result=first.result | {"code": [{"files": {"my.py": then}}]})
+        first._replace(
+            draw=(seed, 0), result=first.result | {"code": [{"package": "", "files": {"my.py": then}}]}
+        )
         for seed, then in enumerate(("before", "after"))
     ]
     notes = study_table.tabulate(found._replace(against="local"), [*versions, *frame]).notes

@@ -16,7 +16,7 @@ OPTIONS = {"models": ["mlp,hidden=3"], "clients": 4, "rounds": 2, "eval_every": 
 
 def run(method, validation, mean, seed=0, setting=()):
     scores = {"validation": validation, "mean": mean, "per_client": [mean]}
-    result = {"accuracy": scores, "code": [{"files": {}}]}
+    result = {"accuracy": scores, "code": [{"package": "", "files": {}}]}
     return Entry(method, setting, (seed, 0), result, [], ([], 4), (0, 0), Path())
 
 

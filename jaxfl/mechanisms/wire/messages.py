@@ -195,7 +195,7 @@ class Aggregated(NamedTuple):
             return info
         count = {"messages": {"left out": self.left_out.sum(dtype=jnp.int32)}}
         loss = jnp.where(self.left_out, 0, jnp.asarray(info.loss))
-        idle = self.left_out if info.idle is None else self.left_out | info.idle
+        idle = self.left_out if info.idle is None else self.left_out | jnp.asarray(info.idle)
         return info._replace(loss=loss, idle=idle, findings=info.findings | count)
 
 
