@@ -46,13 +46,12 @@ def norms(model: Model) -> Callable:
 
     The last are such as LayerNorm. A kernel beside statistics, in a layer that does both, is not kept.
     """
-    weights = model.form
+    params, stats = map(tree.by_path, model.form)
     axes, room = {}, {}  # by layer: numbers of axes of its parameters, the largest size of a statistic
-    for path, leaf in tree.by_path(weights.params).items():
+    for path, leaf in params.items():
         axes.setdefault(path[:-1], set()).add(leaf.ndim)
-    for path, leaf in tree.by_path(weights.stats).items():
+    for path, leaf in stats.items():
         room[path[:-1]] = max(leaf.size, room.get(path[:-1], 0))
-    params = tree.by_path(weights.params)
 
     def keep(path):
         layer = path[1:-1]

@@ -289,7 +289,7 @@ def nothing(state, info, federation, cohort):
         long(altered(tells_means_over_places), promises.ignores_empty_places, "change ['findings']['loss']"),
         long(altered(reads_padding), promises.ignores_padding, "other images in more places after"),
         long(altered(averages_places), promises.ignores_padding, "in more places after a client's own rows"),
-        long(altered(learns_from_losses), promises.protects_rows, "--privacy rows['personal'][0] depends"),
+        (altered(learns_from_losses), promises.protects_rows, "--privacy rows['personal'][0] depends"),
         long(altered(reads_test_rows), promises.ignores_test_rows, "other test rows of the clients"),
         long(altered(reads_test_sizes), promises.ignores_test_rows, "other test rows of the clients"),
         long(
