@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # Almost all the time of these tests is compilation: most optimisations are left out, and all processes of a
-# session (workers, and commands that tests start) share a cache of compiled programs. They inherit these
-# settings; a test of what users run asks for `optimising`.
+# session (workers, and commands that tests start) share a cache of the larger programs: keeping one of the
+# thousands of small ones takes longer than it does to compile it again. They inherit these settings; a test
+# of what users run asks for `optimising`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import jax
 import numpy as np

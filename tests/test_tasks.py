@@ -277,7 +277,8 @@ def test_a_regression_is_kept_reported_and_exported(tmp_path, monkeypatch):
     """The least error is the best: of methods, of evaluations, and of what reaches a target."""
     rng, means = np.random.default_rng(0), tiny_source().images.mean((1, 2, 3), dtype=float)
     name = write(tmp_path / "tiny.npz", np.stack([7 * means, rng.normal(size=60)], 1))
-    options = dict(dataset=name, partition="iid", clients=3, models=["mlp,hidden=4"], rounds=4, eval_every=1)
+    options = dict(dataset=name, partition="iid", clients=3, models=["mlp,hidden=4"])
+    options |= dict(rounds=4, eval_every=1, devices=1)
     options |= dict(validation_fraction=0.3, target=[300.0], keep_checkpoints=4, quiet=True)
     for method in ("fedavg", "local"):
         jaxfl.run(method, run_dir=str(tmp_path / method), **options)

@@ -126,17 +126,17 @@ def beside(folders: Collection[Path]) -> dict[str, Path]:
     The module a.b of a folder is a/b.py there, or a/b/__init__.py. Neither this script nor jaxfl nor the
     user's files themselves, which are loaded by path, are among them.
     """
-    known, found = {str(folder) for folder in folders}, {}
+    known, found = tuple(map(str, folders)), {}
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
         if not file or name == "__main__" or name.startswith(USER) or name.partition(".")[0] == PACKAGE.name:
             continue
-        place = os.path.normpath(file)  # a Path of each of thousands would take long
-        package = os.path.dirname(place)
-        for _ in range(1 + name.count(".") + (os.path.basename(place) == "__init__.py")):
-            if package in known:
-                found[name] = Path(place)
-            package = os.path.dirname(package)
+        place = os.path.normpath(file)
+        if not place.startswith(known):  # almost all of thousands
+            continue
+        depth = 1 + name.count(".") + (os.path.basename(place) == "__init__.py")
+        if {*folders}.intersection([*Path(place).parents][:depth]):
+            found[name] = Path(place)
     return found
 
 

@@ -206,7 +206,8 @@ def test_methods_learn_from_tokens(method, written, tmp_path):
         "    of_tokens = dict(shape=shape, classes=classes, vocabulary=vocabulary)\n"
         "    return transformer(**of_tokens, width=0.125, heads=2, depth=1)\n"
     )
-    options = dict(partition="iid", clients=2, rounds=2, eval_every=1, epochs=2, lr=0.1, quiet=True)
+    options = dict(partition="iid", clients=2, devices=1, rounds=2, eval_every=1, epochs=2)
+    options |= dict(lr=0.1, quiet=True)
     run = jaxfl.run(
         method, dataset=written(), models=[f"{network}:net"], run_dir=str(tmp_path / "run"), **options
     )

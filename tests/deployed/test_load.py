@@ -30,7 +30,8 @@ from jaxfl.results.findings import over_rounds
 WORDS = np.array(["$cat", "ant", "bee"])  # of the classes
 OPTIONS = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --labels independent --clients 4 "
-    "--participation 0.5 --models mlp,hidden=3 mlp,hidden=4 --epochs 10 --rounds 4 --eval-every 2"
+    "--participation 0.5 --models mlp,hidden=3 mlp,hidden=4 --epochs 10 --rounds 4 --eval-every 2 "
+    "--devices 1"
 )
 
 
@@ -165,6 +166,7 @@ def test_models_of_any_evaluation_and_those_that_a_log_sees_are_as_scored(tmp_pa
             seen.append(record["round"])
 
     options = {"models": ["mlp,hidden=3", "mlp,hidden=4"], "clients": 4, "lr": 0.3, "epochs": 3, "rounds": 6}
+    options |= {"devices": 1}
     options |= {"partition": "classes,classes_per_client=2,samples_per_client=10", "eval_every": 2}
     np.savez("tiny.npz", images=SOURCE.images, labels=SOURCE.labels, split=SOURCE.train)
     options |= {"dataset": "tiny.npz", "validation_fraction": 0.4, "run_dir": tmp_path / "runs"}
@@ -214,6 +216,7 @@ def test_models_drawn_at_random_are_those_that_were_scored(tmp_path):
     source = tiny_source()
     np.savez(tmp_path / "tiny.npz", images=source.images, labels=source.labels, split=source.train)
     options = {"clients": 10, "models": "mlp,hidden=3", "rounds": 4, "eval_every": 2, "epochs": 1}
+    options |= {"devices": 1}
     made = jaxfl.run(
         fedavg._replace(build=build),
         run_dir=tmp_path / "run",

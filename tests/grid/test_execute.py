@@ -25,7 +25,7 @@ TOLERANCE = 1e-6  # on a CPU there is no difference, but XLA does not promise an
 ROUNDS = 6
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 5 --participation 0.4 "
-    f"--epochs 1 --batch-size 3 --rounds {ROUNDS} --eval-every 2"
+    f"--epochs 1 --batch-size 3 --rounds {ROUNDS} --eval-every 2 --devices 1"
 ).split()
 GRID = ("fedper,lr=0.05", "fedper,lr=0.2")
 SEEDS = (4, 5)  # whose cohorts have places for unlike numbers of clients

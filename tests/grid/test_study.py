@@ -38,6 +38,7 @@ clients = 4
 rounds = 2
 eval_every = 2
 epochs = 1
+devices = 1
 
 [axes]
 mu = [0.0, 1.0]

@@ -110,6 +110,7 @@ def chosen(dataset):
         "rounds": 4,
         "eval_every": 2,
         "epochs": 1,
+        "devices": 1,
         "newcomers": 0.5,
         "schedule": "step,every=3",
         "quiet": True,

@@ -18,7 +18,7 @@ ROUNDS = 8
 FEDERATION = (
     "--partition classes,classes_per_client=3,samples_per_client=10 --clients 4 --models mlp,hidden=3 "
     f"mlp,hidden=4 --device-profile mlp,hidden=3=1e6:1e3 mlp,hidden=4=1e6:1e3 --rounds {ROUNDS} "
-    "--eval-every 2 --lr 0.1 --epochs 1"
+    "--eval-every 2 --lr 0.1 --epochs 1 --devices 1"
 ).split()
 NOTHING = {"round": None, "bytes_up": None, "bytes_down": None, "flops": None, "simulated_seconds": None}
 

@@ -15,7 +15,7 @@ from jaxfl.deployed import device as nodes
 from jaxfl.folder import store
 
 ROUNDS = 4
-OPTIONS = dict(rounds=ROUNDS, eval_every=2, epochs=1, batch_size=4, quiet=True, keep_checkpoints=2)
+OPTIONS = dict(rounds=ROUNDS, eval_every=2, epochs=1, batch_size=4, quiet=True, keep_checkpoints=2, devices=1)
 
 
 class Kind(NamedTuple):

@@ -15,7 +15,7 @@ from jaxfl.folder import store
 ROUNDS = 2
 FEDERATION = (
     "--partition classes,classes_per_client=2,samples_per_client=10 --clients 4 --epochs 1 "
-    f"--rounds {ROUNDS} --eval-every 1"
+    f"--rounds {ROUNDS} --eval-every 1 --devices 1"
 ).split()
 MODELS = ["--models", "mlp,hidden=3", "mlp,hidden=4"]
 STILL = ["--lr", "1e-30"]  # weights do not move
