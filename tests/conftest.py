@@ -1,5 +1,6 @@
 """Strict settings for every test, and federations small enough to compile in seconds."""
 
+import functools
 import gc
 import os
 import shutil
@@ -126,6 +127,11 @@ def initial(model):
     return jax.jit(model.init)(jax.random.key(0))
 
 
+def applied(apply, *arguments, **options):
+    """Return what a model's `apply` does as one program; otherwise every operation would be one."""
+    return jax.jit(functools.partial(apply, **options))(*arguments)
+
+
 def some_weights(model):
     """Return weights of a model that NumPy draws, for tests that ask nothing of them: nothing is compiled."""
     rng = np.random.default_rng(0)
@@ -136,7 +142,7 @@ def some_weights(model):
         else:
             bound = np.prod(leaf.shape[:-1]) ** -0.5
             values = rng.uniform(-bound, bound, leaf.shape)
-        return jax.numpy.asarray(values.astype(leaf.dtype))
+        return jax.device_put(values.astype(leaf.dtype))  # for which, too, nothing is compiled
 
     return jax.tree.map_with_path(drawn, model.form)
 

@@ -116,8 +116,12 @@ def _begin(job: Job, i: int) -> tuple[Any, Report | None, float]:
     leaves, structure = jax.tree.flatten(state)
     del state
     for number in range(len(leaves)):
-        leaves[number] = jnp.copy(leaves[number])
+        leaves[number] = _copy(leaves[number])
     return jax.tree.unflatten(structure, leaves), report, seconds
+
+
+def _copy(leaf: jax.Array) -> jax.Array:
+    return jax.device_put(leaf, may_alias=False)  # without a program for each shape
 
 
 def initial_state(programs: Programs, federation: Federation, config: Any, run_key) -> Any:
@@ -219,8 +223,8 @@ def join(job: Job, i: int, state: Any, last: int) -> Report:
     alone, run_keys = job._replace(keys=job.keys[i : i + 1], score_cohort=True), streams(job.keys[i])
     rounds, host, scores = job.federation.replicate(jax.random.split(run_keys.join, 3))
     keys = run_keys._replace(rounds=rounds, host=host, scores=scores)
-    copied = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
-    state = _at_rest(alone, copied)
+    state = jax.tree.map(lambda leaf: _copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
+    state = _at_rest(alone, state)
     state, federation, cohort = host_state.seen(state, job.federation, newcomers_in_places(job, last))
     cohort = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
     rate = job.conditions[i].rate if job.conditions else None

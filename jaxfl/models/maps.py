@@ -1,5 +1,6 @@
 """Feature maps of one network in the shape of another's."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -38,11 +39,15 @@ def match(maps: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
     return jnp.pad(kept, [(0, 0)] * 3 + [(0, channels - kept.shape[-1])])
 
 
+_resized = jax.jit(jax.image.resize, static_argnums=(1, 2))
+
+
+@functools.cache
 def _weights(size: int, new: int, up: str) -> np.ndarray:
     """Return the matrix (new, size) that resizes one axis."""
     if new > size:
-        with jax.ensure_compile_time_eval():
-            return np.asarray(jax.image.resize(jnp.eye(size), (new, size), up))
+        with jax.ensure_compile_time_eval():  # as one program, once for all layers
+            return np.asarray(_resized(jnp.eye(size), (new, size), up))
     starts = np.arange(new) * size // new
     ends = -(-np.arange(1, new + 1) * size // new)
     inside = (np.arange(size) >= starts[:, None]) & (np.arange(size) < ends[:, None])

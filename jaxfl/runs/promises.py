@@ -258,8 +258,8 @@ def leaves_the_absent_alone(trial: Trial) -> str | None:
         return jax.tree.map(of_leaf, trial.stacked, state)
 
     some = cohort(trial.federation, SOME)
-    after = played(trial, jax.random.key(2), trial.state, some).state
-    return apart(theirs(after), theirs(trial.state), "state{} of clients who are not in the round changes", 0)
+    before, after = jax.device_get((trial.state, played(trial, jax.random.key(2), trial.state, some).state))
+    return apart(theirs(after), theirs(before), "state{} of clients who are not in the round changes", 0)
 
 
 def needs_only_its_cohort(trial: Trial) -> str | None:

@@ -79,7 +79,7 @@ def of_loss(f, *args):
         y = f(*args)
         return (y * jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)).sum(), y
 
-    return jax.value_and_grad(loss, (0, 1), has_aux=True)(*args)
+    return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*args)
 
 
 @pytest.mark.parametrize("way", ["rows", "patches"])

@@ -11,7 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CLASSES, SHAPE, assert_same, cohort, federate, initial, long, tiny_partition, tiny_source
+from conftest import (
+    CLASSES,
+    SHAPE,
+    applied,
+    assert_same,
+    cohort,
+    differ,
+    federate,
+    initial,
+    long,
+    tiny_partition,
+    tiny_source,
+)
 from flax import nnx
 
 import jaxfl
@@ -295,9 +307,9 @@ def test_statistics_ignore_padding_and_dropout_depends_on_the_key(make, names):
         assert np.abs(leaf[0] - before).max() > 1e-4
     (logits, others), _ = train(keys, jnp.stack([x, x]))
     assert np.abs(logits[:2] - others[:2]).max() > 1e-3
-    z, _ = model.body.apply(*weights, x, train=False)
-    whole, stats = model.apply(*weights, x, train=False)
-    np.testing.assert_array_equal(model.head.apply(*weights, z, train=False)[0], whole)
+    z, _ = applied(model.body.apply, *weights, x, train=False)
+    whole, stats = applied(model.apply, *weights, x, train=False)
+    np.testing.assert_array_equal(applied(model.head.apply, *weights, z, train=False)[0], whole)
     assert jax.tree.all(jax.tree.map(np.array_equal, stats, weights.stats))
     if model.names[0] == "first":
         with pytest.raises(JaxflError, match="[Pp]ass a key to train it"):
@@ -366,8 +378,8 @@ def test_batchnorm_of_single_pixels_cannot_train_on_one_row(make):
     for side, needing, differing in ((2, 0, 2), (1, 1, 1)):
         model = make((side, side, 1), 2)
         weights, rows = initial(model), jax.random.normal(jax.random.key(1), (2, 1, *model.shape))
-        one, other = (jax.tree.leaves(model.apply(*weights, x, train=True)[1]) for x in rows)
-        assert sum(map(bool, map(jnp.any, map(jnp.not_equal, one, other)))) == differing
+        one, other = (jax.tree.leaves(applied(model.apply, *weights, x, train=True)[1]) for x in rows)
+        assert sum(map(differ, one, other)) == differing
         assert len(model.needing_two_rows) == needing
 
 
@@ -415,7 +427,7 @@ def test_a_layer_is_found_whether_or_not_its_input_is_named(named):
     for model in (from_linen("net", Linen(), SHAPE, CLASSES), from_nnx("net", Nnx, SHAPE, CLASSES)):
         assert model.names[-2:] == ("dense", "head")
         weights = initial(model)
-        assert model.apply(*weights, jnp.ones((2, *SHAPE)), train=True)[0].shape == (2, CLASSES)
+        assert applied(model.apply, *weights, jnp.ones((2, *SHAPE)), train=True)[0].shape == (2, CLASSES)
 
 
 def test_a_connection_that_exists_only_in_training_is_kept():
@@ -432,8 +444,8 @@ def test_a_connection_that_exists_only_in_training_is_kept():
     params = {**weights.params["a"], "head": weights.params["head"]}
     for train in (False, True):
         np.testing.assert_allclose(
-            model.apply(*weights, x, train=train)[0],
-            Net().apply({"params": params}, x, train=train),
+            applied(model.apply, *weights, x, train=train)[0],
+            applied(Net().apply, {"params": params}, x, train=train),
             rtol=1e-5,
         )
 
@@ -458,8 +470,8 @@ def test_an_axis_may_be_folded_into_the_batch_but_not_before_batchnorm():
     assert model.names == ("hidden", "head")
     weights, x = initial(model), jnp.arange(5 * 64.0).reshape(5, *SHAPE)
     params = {**weights.params["hidden"], "head": weights.params["head"]}
-    expected = Folded().apply({"params": params}, x)
-    np.testing.assert_allclose(model.apply(*weights, x, train=False)[0], expected, rtol=1e-5)
+    expected = applied(Folded().apply, {"params": params}, x)
+    np.testing.assert_allclose(applied(model.apply, *weights, x, train=False)[0], expected, rtol=1e-5)
     with pytest.raises(
         JaxflError, match=r"BatchNorm is given 24 rows for a batch of 3; give it \(B, ..., C\)"
     ):
@@ -590,7 +602,7 @@ def test_layers_side_by_side_are_in_the_block_that_computes_them(make):
 
     x = jax.random.normal(jax.random.key(1), (4, 3))
     expected = gated(dense)(x)
-    np.testing.assert_allclose(model.apply(params, stats, x, train=False)[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(applied(model.apply, params, stats, x, train=False)[0], expected, rtol=1e-5)
 
 
 def test_a_block_begins_where_the_network_is_a_chain():
@@ -727,8 +739,8 @@ def test_batchnorm_may_be_wrapped_by_a_transformation(wrap):
         "batch_stats": {"part": weights.stats["input"]},
     }
     for train in (False, True):
-        y, after = model.apply(*weights, x, train=train)
-        expected, stats = Wrapped(wrap).apply(variables, x, train=train, mutable=["batch_stats"])
+        y, after = applied(model.apply, *weights, x, train=train)
+        expected, stats = applied(Wrapped(wrap).apply, variables, x, train=train, mutable=["batch_stats"])
         np.testing.assert_allclose(y, expected, rtol=1e-5)
         assert_same(after["input"], stats["batch_stats"]["part"])
     with pytest.raises(JaxflError, match="own changes its BatchNorm statistics in evaluation as well"):
