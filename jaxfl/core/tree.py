@@ -84,10 +84,16 @@ def shares(weights):
 
 
 def weighted_sum(weights, stacked):
-    """Return ``sum_m weights[..., m] leaf[m]`` for every leaf: (..., k), (k, ...) -> (..., ...)."""
-    return jax.tree.map(
-        lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision="highest"), stacked
-    )
+    """Return ``sum_m weights[..., m] leaf[m]`` for every leaf: (..., k), (k, ...) -> (..., ...).
+
+    Floats keep their type; whole numbers and flags get that of the weights.
+    """
+
+    def of_leaf(leaf):
+        leaf = leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(weights.dtype)
+        return jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision="highest")
+
+    return jax.tree.map(of_leaf, stacked)
 
 
 def weighted_mean(stacked, weights, old):

@@ -135,6 +135,12 @@ def test_mixtures_and_products_are_those_of_flattened_trees(rng):
     np.testing.assert_allclose(mixing.products(parts(own), parts(others)), own @ others.T, **close)
 
 
+def test_whole_numbers_and_flags_are_averaged_as_floats():
+    seen = {"rows": jnp.array([1, 4]), "present": jnp.array([True, False])}
+    mean = tree.weighted_sum(jnp.array([0.25, 0.75]), seen)
+    assert jax.tree.map(float, mean) == {"rows": 3.25, "present": 0.25}
+
+
 def test_distances_keep_their_digits_where_models_have_much_in_common(rng):
     moved = 1e-3 * rng.normal(size=(4, 70))
     flat = np.float32(10 + moved)
