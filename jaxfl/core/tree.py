@@ -59,7 +59,7 @@ def by_path(tree) -> dict:
 
 def take(tree, slots: Slots):
     """Take rows ``slots.index`` of every leaf, (n, ...) -> (k, ...); an empty place repeats the last row."""
-    return jax.tree.map(lambda leaf: leaf.at[slots.index].get(mode="clip"), tree)
+    return jax.tree.map(lambda leaf: jnp.take(leaf, slots.index, axis=0, mode="clip"), tree)
 
 
 def put(tree, slots: Slots, new):
