@@ -198,7 +198,7 @@ class Output:
     """The folder of the table."""
 
     out: Path | None = None
-    """A folder for the table and the curves; by default the folder that is reported if it is one, else a new
-    one, runs/report, runs/report-2, ..."""
+    """A folder for the table and the curves; by default the folder of runs that is reported if it is one,
+    else a new one, runs/report, runs/report-2, ..."""
     pictures: Literal["png", "pdf", "svg"] = "png"
     """Format of the pictures: png, or pdf and svg, which have no pixels."""

@@ -66,8 +66,8 @@ def unfinished_in(folders: Iterable[Path]) -> list[Path]:
 
 
 def report_folder(folders: list[Path]) -> Path:
-    """Return where a report on some folders goes: into the folder if there is only one."""
-    return folders[0] if len(folders) == 1 else free_folder("report")
+    """Return where a report on some folders goes: into the only one, unless it is a run's."""
+    return folders[0] if len(folders) == 1 and not (folders[0] / CONFIG).exists() else free_folder("report")
 
 
 # ---- a comparison's own files

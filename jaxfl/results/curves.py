@@ -144,7 +144,7 @@ def _draw_classes(axes, runs: Runs, class_names: Sequence[str]) -> None:
         spread = classes.std(0, ddof=1) if len(classes) > 1 else None
         looks = {"yerr": spread, "error_kw": {"linewidth": 0.8}, **style(number, "hatch")}
         axes.bar(places, classes.mean(0), width, **looks)
-    axes.set(xlabel="class", ylabel="accuracy at the last evaluation (%)")
+    axes.set(xlabel="class", ylabel="score at the last evaluation (%)")
     name_classes(axes.xaxis, class_names)
     axes.grid(alpha=0.3, axis="y")
 

@@ -1,7 +1,6 @@
 """The frame: finished runs, each with its method, setting and seeds, of which all tables are made."""
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -116,10 +115,10 @@ def alike_in_data(frame: Frame) -> Frame:
 
 def _crossed(experiments: list[dict], draws: list[Draw]) -> bool:
     """Return whether there are several partition seeds, each with each seed in every experiment."""
+    tried = [of_run | {"partition_seed": None} for of_run in experiments]
     found = {}
-    for of_run, draw in zip(experiments, draws, strict=True):
-        tried = json.dumps(of_run | {"partition_seed": None}, sort_keys=True)
-        found.setdefault(tried, set()).add(draw)
+    for of_run, draw in zip(tried, draws, strict=True):
+        found.setdefault(tried.index(of_run), set()).add(draw)  # 1 and 1.0 are equal
     seeds, partition_seeds = map(set, zip(*draws, strict=True))
     every = set(itertools.product(seeds, partition_seeds))
     return len(partition_seeds) > 1 and all(there == every for there in found.values())
@@ -176,6 +175,9 @@ def labels(configs: Sequence[Config], crossed: bool = False) -> list[str]:
 def _in_label(value: Any, all_values: Sequence[Any]) -> str:
     """Return an option's value for a label: paths without the folders common to those of all runs."""
     own, *others = (map(str, each if isinstance(each, list) else [each]) for each in (value, *all_values))
-    folders = [os.path.dirname(entry) for entry in itertools.chain(*others) if os.path.isabs(entry)]
-    common = os.path.join(os.path.commonpath(folders), "") if folders else ""
+    entries = {*itertools.chain(*others)}
+    paths = [*filter(os.path.isabs, entries)]
+    common = os.path.join(os.path.commonpath(map(os.path.dirname, paths)), "") if paths else ""
+    if not entries.isdisjoint(path.removeprefix(common) for path in paths):  # names of something else
+        common = ""
     return "+".join(entry.removeprefix(common) for entry in own) or "none"

@@ -14,7 +14,7 @@ from jaxfl.results.paired import CONFIDENCE, Difference
 
 MOST_LISTED = 6  # cases in a note
 MOST_NAMED = 10  # clients in a note
-SELECTED = "The accuracies are those at the evaluation with the best accuracy on validation rows."
+SELECTED = "Scores are those at the evaluation with the best score on validation rows."
 OTHER_DATA = "These runs have different data: their accuracies are not comparable."
 OTHER_ROWS = "These runs have different partitions: their accuracies are comparable on average only."
 

@@ -18,7 +18,7 @@ from jaxfl.folder import store
 from jaxfl.folder.owner import is_owned
 from jaxfl.folder.records import Accuracy
 from jaxfl.machine.files import below
-from jaxfl.tasks import task_of
+from jaxfl.tasks import CLASSES, task_of
 
 EVERY = 1.0  # seconds between two updates
 PATIENCE = 60.0  # seconds without news that are normal: a program may be compiling
@@ -114,7 +114,7 @@ def _progress(run: Path, news: float, finished: bool, owned: bool) -> Progress:
 
 def _in_words(scores: Accuracy) -> str:
     task, mean = task_of(scores), scores["mean"]
-    return f"{100 * mean:.1f}" if task.percent else task.text(mean)
+    return f"{100 * mean:.1f}" if task is CLASSES else task.text(mean)
 
 
 def _runs(folder: Path) -> list[Path]:

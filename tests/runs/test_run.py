@@ -341,6 +341,9 @@ def test_a_report_has_the_tables_of_the_comparison(compared, tmp_path, monkeypat
         assert made == (compared / "compared" / table).read_text()
     cli.main(["report", *folders])
     assert (tmp_path / "runs" / "report-2" / "table.csv").exists()
+    cli.main(["report", folders[0]])  # a run's folder keeps its own files
+    assert (tmp_path / "runs" / "report-3" / "table.csv").exists()
+    assert not (Path(folders[0]) / "table.csv").exists()
 
 
 def test_rows_are_in_the_order_in_which_methods_are_named(compared, tmp_path):
@@ -426,6 +429,15 @@ def test_options_within_a_value_are_not_those_of_the_run():
     rates = (0.1, 0.3)
     labels = frame.labels([described(variant, Setup.of(dropout=rate)) for rate in rates])
     assert labels == [f"{variant.label},dropout={rate}" for rate in rates]
+
+
+def test_a_path_is_not_shortened_to_the_name_of_something_else():
+    names = ("digits", "/data/digits")
+    labels = frame.labels([described(choose("fedavg"), Setup.of(dataset=name)) for name in names])
+    assert labels == ["fedavg,dataset=digits", "fedavg,dataset=/data/digits"]
+    names = ("digits", "/data/more/x", "/data/more/y")
+    labels = frame.labels([described(choose("fedavg"), Setup.of(dataset=name)) for name in names])
+    assert labels == ["fedavg,dataset=digits", "fedavg,dataset=x", "fedavg,dataset=y"]
 
 
 def test_labels_leave_out_what_a_saved_partition_has_settled():
@@ -905,7 +917,12 @@ def test_pictures_are_drawn_of_one_and_of_many_clients(drawn, tmp_path, clients)
 def test_partitions_are_averaged_where_every_experiment_has_all_of_them():
     """If one experiment lacks a draw, partitions are not averaged."""
     draws = [*itertools.product((0, 1), (0, 1))]
-    runs = [({"method": method, "partition_seed": draw[1]}, draw) for method in "ab" for draw in draws]
+    number = {0: 1, 1: 1.0}  # from Python and from a shell
+    runs = [
+        ({"method": method, "lam": number[draw[1]], "partition_seed": draw[1]}, draw)
+        for method in "ab"
+        for draw in draws
+    ]
     assert frame._crossed(*map(list, zip(*runs, strict=True)))
     assert not frame._crossed(*map(list, zip(*runs[:-1], strict=True)))
     assert not frame._crossed(*map(list, zip(*runs[::2], strict=True)))  # of a single partition
