@@ -38,7 +38,7 @@ def read_source(
 
     Numbers are features as they are; a column of words becomes a 0 or 1 for each word that it has in training
     rows. A column ``split`` says which rows are for testing: the words train and test, or True for a training
-    row. The vocabulary has the 10,000 most frequent tokens of training rows.
+    row. The vocabulary has the 9,999 most frequent tokens of training texts.
 
     Args:
       place: path of the file.

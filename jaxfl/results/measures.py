@@ -175,8 +175,8 @@ ATTACK_SUCCESS = Measure(
     [("attack_success",)],
     percent=True,
     missing="no run has a value; --attack backdoor gives one",
-    note="attack success: the share of honest clients' test rows of other classes that their models take for "
-    "the target once they have the trigger.",
+    note="attack success: the mean over honest clients of the share of their test rows of other classes that "
+    "their models take for the target once they have the trigger.",
 )
 COSTS = by_name(
     Measure("flops", "GFLOP", [("flops",)], unit=1e9),
