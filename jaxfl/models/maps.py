@@ -1,6 +1,5 @@
 """Feature maps of one network in the shape of another's."""
 
-import functools
 from typing import Literal
 
 import jax
@@ -42,11 +41,10 @@ def match(maps: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
 _resized = jax.jit(jax.image.resize, static_argnums=(1, 2))
 
 
-@functools.cache
 def _weights(size: int, new: int, up: str) -> np.ndarray:
     """Return the matrix (new, size) that resizes one axis."""
     if new > size:
-        with jax.ensure_compile_time_eval():  # as one program, once for all layers
+        with jax.ensure_compile_time_eval():  # as one program, not one for each operation
             return np.asarray(_resized(jnp.eye(size), (new, size), up))
     starts = np.arange(new) * size // new
     ends = -(-np.arange(1, new + 1) * size // new)
