@@ -17,6 +17,7 @@ from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
 
 SUFFIXES = ".csv", ".parquet"
+NULLABLE: Any = "numpy_nullable"  # a whole number stays one beside an empty field
 MOST_WORDS = 1000  # different ones in a column; more are a text, or names
 
 
@@ -122,10 +123,11 @@ def _frame(path: Path, names: Sequence[str]) -> Any:
     pandas = optional("pandas", "pandas", "A table")
     try:
         if path.suffix == ".parquet":
-            return pandas.read_parquet(path)
+            return pandas.read_parquet(path, dtype_backend=NULLABLE)
         with warnings.catch_warnings():  # of rows with more fields than the first line has names
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame = pandas.read_csv(path, header=None if names else "infer", index_col=False)
+            header = None if names else "infer"
+            frame = pandas.read_csv(path, header=header, index_col=False, dtype_backend=NULLABLE)
     except FileNotFoundError:
         raise JaxflError(f"There is no file {path}.") from None
     except (OSError, ValueError, ImportError, pandas.errors.ParserWarning) as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxfl.config import choices
 from jaxfl.config.options import declared
 from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core.training import Training
@@ -162,14 +163,14 @@ def labels(configs: Sequence[Config], crossed: bool = False) -> list[str]:
             and (label == first[run] or (name in shared and name not in known[run] | of_other))
         )
 
-    def shown(run: int) -> list[str]:
-        return [
-            f"{name}={_in_label(value, [its.get(name) for its in experiments])}"
+    def shown(run: int) -> dict[str, str]:
+        return {
+            name: _in_label(value, [its.get(name) for its in experiments])
             for name, value in experiments[run].items()
             if name not in given[run] and differs(run, name)
-        ]
+        }
 
-    return [",".join([label, *shown(run)]) for run, label in enumerate(first)]
+    return [choices.join(label, shown(run)) for run, label in enumerate(first)]
 
 
 def _in_label(value: Any, all_values: Sequence[Any]) -> str:

@@ -70,14 +70,15 @@ def on_runs(
 def on_measures(frame: Frame, measures: Sequence[Measure]) -> list[str]:
     """Return notes on what is shown of some runs, and what of it cannot be seen in a table."""
     results = {words(case): [run.result for run in runs.values()] for case, runs in by_case(frame).items()}
-    missed = {}
+    partly = {}
     for measure, (label, own) in itertools.product(measures, results.items()):
-        reached = sum(not math.isnan(measure.value(result)) for result in own)
-        if measure.goal and 0 < reached < len(own):
-            of_goal = missed.setdefault(measure.goal, {})
-            of_goal[f"{label} in {reached} of {len(own)} runs"] = None
+        known = sum(not math.isnan(measure.value(result)) for result in own)
+        if 0 < known < len(own):
+            goal = f"{measure.goal[:1].upper()}{measure.goal[1:]} is reached by"
+            of_runs = partly.setdefault(goal if measure.goal else f"{measure.title} is known of", {})
+            of_runs[f"{label} in {known} of {len(own)} runs"] = None
     notes = list(dict.fromkeys(measure.note for measure in measures if measure.note))
-    notes += [f"{goal[0].upper()}{goal[1:]} is reached by {listed([*by])}." for goal, by in missed.items()]
+    notes += [f"{says} {listed([*of_runs])}." for says, of_runs in partly.items()]
     if any(measure.name == "newcomers" for measure in measures):
         notes += [
             f"{label} sends newcomers nothing: before joining they have their initial weights."

@@ -72,15 +72,17 @@ def test_words_that_only_test_rows_have_are_no_features(table):
 def test_a_split_is_kept_and_rows_with_empty_fields_are_left_out_on_demand(table):
     rows = [f"{row},{'test' if i % 4 == 0 else 'train'}" for i, row in enumerate(ROWS)]
     rows[1] = rows[1].replace("flat", "")
-    path = table(HEAD.replace("price", "price,split") + "\n".join(rows))
+    rows = [f"{row},{i % 3 if i != 2 else ''}" for i, row in enumerate(rows)]
+    path = table(HEAD.replace("price", "price,split,shop") + "\n".join(rows))
     with pytest.raises(
-        JaxflError, match=r"1 of 40 rows have an empty field \(kind\); leave them out by .*missing=drop"
+        JaxflError, match=r"2 of 40 rows have an empty field \(kind, shop\); leave them out by .*missing=drop"
     ):
         load(f"{path},target=price")
     source = load(f"{path},target=price,missing=drop")
-    assert len(source.labels) == 39 and (~source.train).sum() == 10 and source.divided
+    assert len(source.labels) == 38 and (~source.train).sum() == 10 and source.divided
+    assert source.columns["shop"].dtype == int  # although pandas had to fill a gap
     assert (source.labels[~source.train, 0].astype(int) % 4 == 0).all()
-    where = numbers(source)  # in the file, whose row 1 is left out
+    where = numbers(source)  # in the file, whose rows 1 and 2 are left out
     np.testing.assert_array_equal(source.labels[:, 0], where + 0.5)
 
 

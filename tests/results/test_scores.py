@@ -32,6 +32,9 @@ from jaxfl.mechanisms.mixing import among
 from jaxfl.mechanisms.sharing import Memory, sharing
 from jaxfl.registry import METHODS
 from jaxfl.results.clients import as_csv
+from jaxfl.results.frame import Entry
+from jaxfl.results.measures import SCORES
+from jaxfl.results.notes import on_measures
 from jaxfl.results.result import result as summarised
 from jaxfl.results.result import selected
 from jaxfl.results.scores import accuracy, cohort_accuracy, success, teacher_accuracy
@@ -237,6 +240,13 @@ def test_a_score_that_no_run_has_computed_is_a_dash_and_a_note(run, tmp_path):
     assert table.rows[0][1][1].text() == "-"
     note = "AUC %: no run has a value; runs that begin with --show auc do, where clients have rows for it."
     assert note in table.notes
+    both = ({}, {"scores": {"auc": {"mean": 0.5}}})
+    results: Any = [run.result | {"accuracy": run.result["accuracy"] | more} for more in both]
+    frame = [
+        Entry("fedper", (), (seed, 0), result, [], ([], 4), (0, 0), run.folder)
+        for seed, result in enumerate(results)
+    ]
+    assert on_measures(frame, [SCORES["auc"]]) == ["AUC % is known of fedper in 1 of 2 runs."]
 
 
 def test_scores_are_those_of_the_predictions(run):

@@ -23,6 +23,7 @@ from folders import copied_before_checkpoints, metrics, state
 
 import jaxfl
 from jaxfl import cli, registry
+from jaxfl.config import choices
 from jaxfl.config.command_options import Seeds
 from jaxfl.config.setup import Setup
 from jaxfl.core import flops
@@ -429,6 +430,9 @@ def test_options_within_a_value_are_not_those_of_the_run():
     rates = (0.1, 0.3)
     labels = frame.labels([described(variant, Setup.of(dropout=rate)) for rate in rates])
     assert labels == [f"{variant.label},dropout={rate}" for rate in rates]
+    two = ("mlp,hidden=8", "mlp,hidden=8+mlp,hidden=9")
+    labels = frame.labels([described(choose("fedavg"), Setup.of(models=models.split("+"))) for models in two])
+    assert [choices.split(label) for label in labels] == [("fedavg", {"models": models}) for models in two]
 
 
 def test_a_path_is_not_shortened_to_the_name_of_something_else():
