@@ -108,6 +108,8 @@ def on_untrained(untrained: Sequence[tuple[list[int], int]]) -> list[str]:
         for numbers in zip(*((len(missing), known) for missing, known in untrained), strict=True)
     )
     named = few(map(str, every), MOST_NAMED)
+    if len(every) > max(len(missing) for missing, _ in untrained):
+        named = f"in one run or another {named}"
     return [
         f"{number} of {clients} clients have trained in no round of their run (by id {named}): no round drew "
         "them, their answers were lost, or they had no batch to train on, such as a single row under "
