@@ -23,8 +23,7 @@ from jaxfl.folder import store
 from jaxfl.folder.owner import in_turn
 from jaxfl.folder.variant import provided
 from jaxfl.grid.compare import compare
-from jaxfl.grid.part import take_part
-from jaxfl.grid.plan import is_begun, plan
+from jaxfl.grid.plan import is_begun, plan, take_part
 from jaxfl.grid.run import continued
 from jaxfl.grid.study_file import (
     SHOW,
