@@ -45,7 +45,8 @@ def _with_absolute_paths(value: Any) -> Any:
 
 def absolute(setup: Setup) -> Setup:
     """Return the same options with absolute paths, which name the same files from every directory."""
-    words = {name: value for name, value in setup.flat().items() if isinstance(value, str | tuple)}
+    data_dir = setup.machine.data_dir
+    words = {name: value for name, value in setup.flat().items() if isinstance(value, str | tuple | Path)}
     setup = setup.replace(**_with_absolute_paths(words))
     dataset = readers.absolute(setup.data.dataset)
     partition = setup.partition.partition
@@ -62,13 +63,11 @@ def absolute(setup: Setup) -> Setup:
     if is_edges(edges):
         edges = str(as_path(edges).resolve())
     init_from = (str(as_path(place).resolve()) for place in setup.run.init_from)
-    disjoint_from, data_dir = setup.partition.disjoint_from, setup.machine.data_dir
     return setup.replace(
         dataset=dataset,
         public=choices.join(public, options),
         data_dir=data_dir and as_path(data_dir).absolute(),  # unresolved: a link may change
         partition=partition,
-        disjoint_from=disjoint_from and as_path(disjoint_from).resolve(),
         topology=edges,
         init_from=tuple(init_from),
     )

@@ -31,10 +31,9 @@ from jaxfl.results.result import NO_VALIDATION
 from jaxfl.runs.engine_job import fit_to_machine, form_of_state, job_of, most_together
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
-from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.loop import Run, compilation, proceed
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.open import begin, reopen
+from jaxfl.runs.open import begin, extend, reopen, require_same_beginning, rounds_kept
 from jaxfl.runs.prepare import Data, load_source, prepare
 
 Errors = dict[Path, JaxflError]  # of runs that do not finish, by folder
@@ -164,7 +163,7 @@ def _lengthen(runs: Runs, data: Data, say: Callable[[str], None]) -> None:
     """Let begun runs go on to as many rounds as are planned: all of them, or none if one cannot.
 
     Raises:
-      JaxflError: if one cannot, see `jaxfl.runs.lengthen`, or another process owns one.
+      JaxflError: if one cannot, see `jaxfl.runs.open`, or another process owns one.
     """
     shorter, asked = {}, set()
     for folder, entry in runs.items():

@@ -156,19 +156,19 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
                 "another --run-dir."
             )
         if differing := _differing(run, planned[run]):
-            has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
+            has, asked = store.read_config(run)["options"]["rounds"], planned[run].setup.run
             if differing.keys() == {"rounds"}:
                 why = "cannot become shorter"
-                if has < wanted:
-                    if not planned[run].setup.run.stops_early:
+                if has < asked.rounds:
+                    if not asked.stop_at_target and asked.patience is None:
                         continue
                     why = "may be ended by --patience or --stop-at-target, so no comparison makes it longer"
                 raise JaxflError(
-                    f"{run} has {has} rounds, not {wanted}, and {why}; ask for {has} rounds, or choose "
+                    f"{run} has {has} rounds, not {asked.rounds}, and {why}; ask for {has} rounds, or choose "
                     "another --run-dir."
                 )
             # More rounds alone would make it longer.
-            name = min(differing, key=lambda name: name == "rounds" and has < wanted)
+            name = min(differing, key=lambda name: name == "rounds" and has < asked.rounds)
             then, now = map(text, differing[name])
             raise JaxflError(
                 f"{run} was begun with {name} {then}, not {now}; choose another --run-dir, repeat the "

@@ -88,11 +88,9 @@ def limited(seconds: float | None) -> Iterator[None]:
         _deadline.reset(token)
 
 
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def terminable() -> contextlib.AbstractContextManager[None]:
     """Raise `Interrupted` at a SIGTERM within the block, as Ctrl-C raises KeyboardInterrupt."""
-    with _handling({signal.SIGTERM: _terminate}):
-        yield
+    return _handling({signal.SIGTERM: _terminate})
 
 
 def _terminate(number, frame):
