@@ -17,8 +17,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.config.values import text
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, several_runs, store
-from jaxfl.folder.config import described, experiment
-from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.config import described, experiment, moved
 from jaxfl.folder.variant import Variant, own_setup
 
 Item = TypeVar("Item")

@@ -11,8 +11,7 @@ from jaxfl.core.engine import depends_on_length
 from jaxfl.core.schedule import factors
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, code, store
-from jaxfl.folder.config import described
-from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.config import described, moved
 from jaxfl.folder.records import Config
 from jaxfl.folder.variant import Variant
 from jaxfl.machine.environment import environment
