@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
 
 import jax
 import numpy as np
@@ -199,9 +198,12 @@ def shown(quiet: bool) -> Iterator[Observer]:
     if quiet:
         yield ONLY_WARNINGS
     else:
-        OUT.quiet = not is_first()
-        with Bar() as bar:
+        OUT.quiet, bar = not is_first(), Bar()
+        try:
             yield bar.observer
+        finally:
+            if bar.live.is_started:
+                bar.stop()
 
 
 def print_table(table: Table, folder: Path, more: str = "") -> None:
@@ -250,13 +252,6 @@ class Bar(Progress):
         self.observer = Observer(
             self._prepared, OUT.print, progressed=self._progressed, kept=self._kept, ahead=self._ahead
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error) -> None:
-        if self.live.is_started:
-            self.stop()
 
     def _ahead(self, rounds: int) -> None:
         self.before += sum(self.done.values())

@@ -164,11 +164,7 @@ def _check_declared(cls: type) -> None:
 
 
 class Unread:
-    """A placeholder for a value that is not there; a method that computes with it is refused.
-
-    Args:
-      why: the reason, and what to do.
-    """
+    """A placeholder for a value that is not there; a method that computes with it is told `why`."""
 
     def __init__(self, why: str):
         self._why = why
