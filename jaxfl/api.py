@@ -30,7 +30,7 @@ from jaxfl.grid import compare as comparing
 from jaxfl.grid import comparison
 from jaxfl.grid import run as runs
 from jaxfl.grid.comparison import Comparison
-from jaxfl.grid.part import labels_to_train
+from jaxfl.grid.plan import labels_to_train
 from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.start import cpu_devices, start
 from jaxfl.results import report as reports

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
 
 import jax
 import numpy as np
@@ -199,9 +198,12 @@ def shown(quiet: bool) -> Iterator[Observer]:
     if quiet:
         yield ONLY_WARNINGS
     else:
-        OUT.quiet = not is_first()
-        with Bar() as bar:
+        OUT.quiet, bar = not is_first(), Bar()
+        try:
             yield bar.observer
+        finally:
+            if bar.live.is_started:
+                bar.stop()
 
 
 def print_table(table: Table, folder: Path, more: str = "") -> None:
@@ -251,19 +253,11 @@ class Bar(Progress):
             self._prepared, OUT.print, progressed=self._progressed, kept=self._kept, ahead=self._ahead
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error) -> None:
-        if self.live.is_started:
-            self.stop()
-
     def _ahead(self, rounds: int) -> None:
         self.before += sum(self.done.values())
         self.done.clear()
         self.whole = self.before + rounds
-        for bar in self.task_ids:  # some runs of the last setting may have failed, or stopped at a target
-            self.update(bar, total=self.whole)
+        self._show(total=self.whole)  # some runs of the last setting may have failed, or stopped at a target
 
     def _prepared(self, setup: Setup, data: Data, runs: int) -> None:
         announce(setup, data)
@@ -272,33 +266,28 @@ class Bar(Progress):
         if not self.task_ids:
             total = self.whole or runs * setup.run.rounds
             self.add_task("", total=total, accuracy="", speed="", computed=0)
-        for bar in self.task_ids:
-            self.update(bar, description="compiling", completed=self._completed(), accuracy="", speed="")
+        self._show(description="compiling", accuracy="", speed="")
         self.start()
 
-    def _completed(self) -> int:
-        return self.before + sum(self.done.values())
+    def _show(self, **fields) -> None:
+        for bar in self.task_ids:  # none before the federation is ready
+            self.update(bar, completed=self.before + sum(self.done.values()), **fields)
 
     def _kept(self, run: str, metrics: list[Round]) -> None:
         self.done[run] = metrics[-1]["round"]
-        for bar in self.task_ids:
-            self.update(bar, description=f"{run} is kept", completed=self._completed())
+        self._show(description=f"{run} is kept")
 
     def _progressed(self, run: str, new: list[Round]) -> None:
         last = new[-1]
         self.computed += last["round"] - self.done.get(run, new[0]["round"] - 1)
         self.done[run] = last["round"]
-        for bar in self.task_ids:
-            if run != self.shown:
-                self.shown = run
-                self.update(bar, accuracy="", speed="")
-            if "accuracy" in last:
-                if (compiling := last["seconds"]["compile"]) >= 0.1:
-                    self.console.print(f"{run}: compiled in {compiling:.1f} s")
-                training = sum(record["seconds"]["train"] for record in new if "seconds" in record)
-                self.update(
-                    bar,
-                    accuracy=task_of(last["accuracy"]).text(last["accuracy"]["mean"]),
-                    speed=_speed(len(new), max(training, 1e-9)),
-                )
-            self.update(bar, description=run, completed=self._completed(), computed=self.computed)
+        if run != self.shown:
+            self.shown = run
+            self._show(accuracy="", speed="")
+        if "accuracy" in last:
+            if (compiling := last["seconds"]["compile"]) >= 0.1:
+                self.console.print(f"{run}: compiled in {compiling:.1f} s")
+            training = sum(record["seconds"]["train"] for record in new if "seconds" in record)
+            score = task_of(last["accuracy"]).text(last["accuracy"]["mean"])
+            self._show(accuracy=score, speed=_speed(len(new), max(training, 1e-9)))
+        self._show(description=run, computed=self.computed)

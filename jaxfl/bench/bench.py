@@ -68,11 +68,7 @@ class Measured(NamedTuple):
 def bench(names: list[str], options: Bench, command: str, say: Callable[[str], None]) -> Measured:
     """Measure some workloads, all by default.
 
-    Args:
-      names: names of workloads.
-      options: how they are measured.
-      command: what the user wrote, for the records.
-      say: called with messages about the progress.
+    `command` is what the user wrote, for the records; `say` gets messages about the progress.
 
     Raises:
       JaxflError: if a workload, strategy or method is unknown, a number out of range, or PyTorch missing.
@@ -89,7 +85,13 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
     torch = options.torch and any(workload.rival is None for workload in workloads.values())
     if torch:
         importlib.import_module("jaxfl.bench.torch_loop")  # refuses at once where PyTorch is missing
-    facts = {"machine": _idle(machine(), say), "versions": versions(torch), "command": command}
+    computer = machine()
+    if (computer["load"] or 0) > computer["cores"] / 4:
+        say(
+            f"This machine is busy (load {computer['load']:.1f} on {computer['cores']} cores): the PyTorch "
+            "loop suffers more from that than jaxfl; repeat this when it is idle."
+        )
+    facts = {"machine": computer, "versions": versions(torch), "command": command}
     check_writable(options.out)
     records, failures = unfinished(options.out, facts, say), []
     images, once = {}, functools.cache(say)  # of the last workload; each sentence about images only once
@@ -154,13 +156,3 @@ def bench(names: list[str], options: Bench, command: str, say: Callable[[str], N
             else:
                 add(new)
     return Measured(records, failures)
-
-
-def _idle(computer: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the same machine, and tell the user if it is busy."""
-    if (computer["load"] or 0) > computer["cores"] / 4:
-        say(
-            f"This machine is busy (load {computer['load']:.1f} on {computer['cores']} cores): the PyTorch "
-            "loop suffers more from that than jaxfl; repeat this when it is idle."
-        )
-    return computer

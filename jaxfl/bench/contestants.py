@@ -66,14 +66,7 @@ def in_jaxfl(
 ) -> Contestant:
     """Return the contestant of the engine's rounds, compiled for chunks of `rounds`.
 
-    Args:
-      name: name of the strategy.
-      strategy: the strategy.
-      variant: the method.
-      setup: the strategy's options.
-      federation: the federation, prepared with them.
-      runs: the cohorts of each seed.
-      rounds: rounds of a repetition.
+    Setup and federation have the strategy's options; `runs` are the cohorts of each seed.
 
     Raises:
       JaxflError: if runs are to be one program, but the method has steps outside of programs.

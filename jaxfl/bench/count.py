@@ -64,21 +64,10 @@ def require_counted(label: str, config: Any) -> None:
         )
 
 
-class Work(NamedTuple):
-    """The amount of training in some rounds."""
+def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size: int) -> tuple[int, int]:
+    """Return the training rows of some rounds, each as often as it is used, and clients' optimiser steps.
 
-    samples: int  # real training rows, each as often as it is used
-    steps: int  # optimiser steps of single clients
-
-
-def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size: int) -> Work:
-    """Return the work of some rounds.
-
-    Args:
-      federation: the clients.
-      cohorts: per group `Slots` with leaves (rounds, k_g).
-      phases: per group the phases of a client's round.
-      batch_size: rows of a mini-batch.
+    Cohorts are per group `Slots` with leaves (rounds, k_g), phases per group those of a client's round.
     """
     samples = steps = 0
     for group, slots, of_group in zip(federation.groups, cohorts, phases, strict=True):
@@ -87,4 +76,4 @@ def work(federation: Federation, cohorts: PerGroup, phases: PerGroup, batch_size
             skip = not group.model.needing_two_rows.isdisjoint(phase.blocks)
             samples += phase.epochs * int(sizes.sum())
             steps += phase.epochs * int(batches_per_epoch(sizes, batch_size, skip).sum())
-    return Work(samples, steps)
+    return samples, steps

@@ -38,7 +38,7 @@ class Done(NamedTuple):
     flops: np.ndarray
     """Operations of training and, as far as these add them, of host steps. The PyTorch loop counts none; it
     has those of the first contestant for as many samples."""
-    samples: np.ndarray | None = None  # see `Work`; None for methods without an entry in `PHASES`
+    samples: np.ndarray | None = None  # see `work`; None for methods without an entry in `PHASES`
     steps: np.ndarray | None = None  # the same
 
 
@@ -54,18 +54,10 @@ def measure(
     torch: bool,
     checksum: bool = False,
 ) -> list[dict[str, Any]]:
-    """Measure one method on one workload.
+    """Measure one method on one workload, whose options and images are given.
 
-    Args:
-      workload: the workload.
-      choice: the method, perhaps with options.
-      setup: the workload's options.
-      source: its images.
-      strategies: by name.
-      repetitions: how often each contestant is timed.
-      rounds: rounds that it trains each time.
-      torch: whether the PyTorch loop takes part where it knows the method and the workload has no rival.
-      checksum: whether to record a checksum of the bits of what was trained.
+    Each contestant trains some rounds in each repetition. With `torch` the PyTorch loop takes part where it
+    knows the method and the workload has no rival.
 
     Returns:
       A record, for JSON, of each strategy, and of the PyTorch loop if it took part.
@@ -106,25 +98,19 @@ def measure(
     if parts:
         done = _with_work(done, contestants, federation, runs, parts, variant.config.batch_size, rounds)
     facts = {
-        "method": choice,
-        "rival": workload.rival,
+        "method": choice,  # as it was chosen, perhaps with options
+        "rival": workload.rival,  # the method with which this one is compared; None without
         "models": [model.name for model in federation.models],
         "clients": federation.clients,
         "batch_size": variant.config.batch_size,
-        "rounds_per_repetition": rounds,
+        "rounds_per_repetition": rounds,  # that are timed together
     }
     kept = contestants[:-1] if workload.rival else contestants
     return [_record(i, contestants, done, checksum, facts) for i in range(len(kept))]
 
 
 def _in_turn(contestants: Sequence[Contestant], repetitions: int, patience_s: float) -> Done:
-    """Train contestants in turn, and return their measurements.
-
-    Args:
-      contestants: who trains.
-      repetitions: number of repetitions; fewer if one of them has taken more than `patience_s`.
-      patience_s: seconds after which none is repeated.
-    """
+    """Train contestants in turn, also less often if one of them has taken more than `patience_s`."""
     for one in contestants:
         one.train(0)
     turns = []
@@ -189,8 +175,7 @@ def _record(
         of_each |= {"rival_seconds": theirs, "rival_flops": their_flops}
         against_rival = statistics.median(seconds / flops / (theirs / their_flops))
     pace = trained / done.seconds  # (repetitions, contestants)
-    return {  # medians are over the repetitions, ratios are taken within each
-        "method": facts["method"],  # as it was chosen, perhaps with options
+    return facts | {  # medians are over the repetitions, ratios are taken within each
         "strategy": one.strategy,  # its name, or `TORCH`
         # Training rows per second, each as often as it is used; this and the next two are None for methods
         # without an entry in `PHASES`.
@@ -204,7 +189,6 @@ def _record(
         # Of samples/s, or else rounds/s, to the PyTorch loop's, None without, and to the first contestant's.
         "ratio_to_torch": statistics.median(pace[:, i] / pace[:, -1]) if last.strategy == TORCH else None,
         "ratio_to_first": statistics.median(pace[:, i] / pace[:, 0]),
-        "rival": facts["rival"],  # the method with which this one is compared; None without
         "ratio_to_rival": against_rival,  # ratio of seconds per operation
         "compile_s": one.compile_s,  # see `Contestant`, as for what else comes from it
         "peak_bytes": one.peak_bytes,
@@ -218,26 +202,18 @@ def _record(
         "precision": one.precision,
         "seeds": one.seeds,
         "checksum": one.checksum() if checksum and one.checksum else None,
-        "models": facts["models"],  # names of the architectures
-        "clients": facts["clients"],
-        "batch_size": facts["batch_size"],
         "repetitions": [
             dict(zip(of_each, values, strict=True)) for values in np.array([*of_each.values()]).T.tolist()
         ],
-        "rounds_per_repetition": rounds,  # rounds that are timed together
     }
 
 
 @functools.cache
-def matmul_flops(precision: str, devices: int, attempts: int = 10) -> float:
+def matmul_flops(precision: str, devices: int) -> float:
     """Return FLOP/s of products of two square matrices, one on each of some devices at the same time.
 
     The devices are measured together, not multiplied: the product of one CPU device already takes all cores.
-
-    Args:
-      precision: as in `Setup`, of the matrices and their product.
-      devices: number of JAX's devices.
-      attempts: number of attempts; the best one counts.
+    The precision, as in `Setup`, is that of the matrices and their product. The best of ten attempts counts.
     """
     size = 1024 if jax.default_backend() == "cpu" else 8192
     dtype = jnp.bfloat16 if precision == "bfloat16" else jnp.result_type(float)
@@ -249,5 +225,5 @@ def matmul_flops(precision: str, devices: int, attempts: int = 10) -> float:
     with jax.default_matmul_precision(PRODUCTS[precision]):
         product = product.lower(a).compile()
     product(a).block_until_ready()
-    seconds = min(timeit.repeat(lambda: product(a).block_until_ready(), number=1, repeat=attempts))
+    seconds = min(timeit.repeat(lambda: product(a).block_until_ready(), number=1, repeat=10))
     return 2 * devices * size**3 / seconds

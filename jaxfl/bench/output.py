@@ -42,20 +42,14 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 def table(records: list[dict[str, Any]]) -> Table:
     """Return a table of the medians, one row per record; columns that say nothing are left out."""
     drawn = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    titles, rows = cells(records)
-    for name in titles:
-        justify = "left" if name in ("", "method", "strategy") else "right"
-        drawn.add_column(name, justify=justify, no_wrap=name != "method", overflow="fold")
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
-
-
-def cells(records: list[dict[str, Any]]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return the same as titles and rows of text."""
     columns = {name: [cell(record) for record in records] for name, cell in COLUMNS.items()}
     columns = {name: column for name, column in columns.items() if set(column) not in ({"-"}, {"auto"})}
-    return list(columns), list(zip(*columns.values(), strict=True))
+    for name in columns:
+        justify = "left" if name in ("", "method", "strategy") else "right"
+        drawn.add_column(name, justify=justify, no_wrap=name != "method", overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        drawn.add_row(*row)
+    return drawn
 
 
 def _rate(value: float) -> str:

@@ -35,14 +35,9 @@ THREADS = torch.get_num_threads()
 def prepare(
     federation: Federation, method: str, config: Any, phases: tuple[Phase, ...], weights: Weights
 ) -> Callable[[list[int]], list[float]]:
-    """Make a round of FedAvg, FedPer, FedRep or Ditto.
+    """Make a round of FedAvg, FedPer, FedRep or Ditto with plain SGD on a federation of one architecture.
 
-    Args:
-      federation: a federation of one architecture.
-      method: the method's name.
-      config: its options; the optimiser is sgd.
-      phases: the phases of a client's round.
-      weights: the initial global model.
+    `weights` are those of the initial global model.
 
     Returns:
       A function that trains one round of the given clients, and returns each one's mean loss over the
@@ -135,19 +130,11 @@ def choose_threads(work: Callable[[], object]) -> None:
 
 @torch.enable_grad()
 def train(net, phase: Phase, inputs, rows, targets, config, received) -> torch.Tensor:
-    """Train some blocks of a network on a client's rows.
+    """Train blocks, which are the network's children, on a client's rows; return the mean loss () of batches.
 
-    Args:
-      net: its children are the blocks; it is changed.
-      phase: which of them train, and for how many epochs.
-      inputs: (N, C, H, W) or tokens (N, T), of all clients.
-      rows: (n,), the client's rows of these.
-      targets: (n,), its outputs, or (n, T), -1 where nothing follows.
-      config: rates and the batch size.
-      received: {name: leaf} of the global model, to which a personal one is pulled.
-
-    Returns:
-      (), the mean loss over the batches.
+    Inputs are those of all clients, (N, C, H, W) or tokens (N, T). The client has rows (n,) of these, whose
+    targets are (n,), or (n, T) with -1 where nothing follows. A personal model is pulled to the one received,
+    {name: leaf}.
     """
     for name, block in net.named_children():
         block.train(name in phase.blocks)

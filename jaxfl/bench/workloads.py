@@ -132,37 +132,6 @@ WORKLOADS = {
 }
 
 
-# Variants that answer one question each; they run only when named.
-EQUAL = WORKLOADS["W1"]._replace(
-    what="W1 with equal clients: what do unequal ones cost?",
-    setup=WORKLOADS["W1"].setup | {"partition": "iid"},
-    methods=("fedavg",),
-)
-GROWTH = {
-    f"W4-{clients}": WORKLOADS["W4"]._replace(
-        what=f"W4 with {clients:,} clients: does a client cost the same among many?",
-        setup=WORKLOADS["W4"].setup | {"clients": clients},
-    )
-    for clients in (10, 100, 10_000)
-}
-METHODS = Workload(
-    "CIFAR-10, LeNet5 and cifar_small, 20 clients of 200 images: what does an operation cost in each method?",
-    5_000,
-    # Equally many features in both, as some methods need that.
-    {"dataset": "cifar10", "models": ("lenet5", "cifar_small,features=84"), "clients": 20}
-    | _of_each_class(200),
-    (),
-    {"epochs": 1, "batch_size": 50},
-    rival="fedavg",
-    patience_s=60,
-)
-RESNET = WORKLOADS["W5"]._replace(
-    what="W5 with ResNet-18 and FedAvg alone: how much of the device do large networks use?",
-    setup=WORKLOADS["W5"].setup | {"models": ("resnet18",)},
-    methods=("fedavg",),
-)
-
-
 def _written(what: str, model: str, images: int, **further: Any) -> Workload:
     """Return a workload of one network three times: the zoo's, as its user would write it, and PyTorch's."""
     own = {"models": (f"{Path(__file__).with_name('own_network.py')}:{model}",)}
@@ -182,8 +151,39 @@ OWN_NETWORKS = {
     "own-resnet18": _written("ResNet-18", "resnet18", 64),
     "own-vit": _written("a ViT of four encoders", "vit,depth=4", 128),
 }
-# The same number of images per client for any number of clients, so that --grow finds the most.
-OWN = {
+# Variants that answer one question each; they run only when named.
+VARIANTS = {
+    "W1-equal": WORKLOADS["W1"]._replace(
+        what="W1 with equal clients: what do unequal ones cost?",
+        setup=WORKLOADS["W1"].setup | {"partition": "iid"},
+        methods=("fedavg",),
+    ),
+    "methods": Workload(
+        "CIFAR-10, LeNet5 and cifar_small, 20 clients of 200 images: what does an operation cost in each "
+        "method?",
+        5_000,
+        # Equally many features in both, as some methods need that.
+        {"dataset": "cifar10", "models": ("lenet5", "cifar_small,features=84"), "clients": 20}
+        | _of_each_class(200),
+        (),
+        {"epochs": 1, "batch_size": 50},
+        rival="fedavg",
+        patience_s=60,
+    ),
+    "resnet18": WORKLOADS["W5"]._replace(
+        what="W5 with ResNet-18 and FedAvg alone: how much of the device do large networks use?",
+        setup=WORKLOADS["W5"].setup | {"models": ("resnet18",)},
+        methods=("fedavg",),
+    ),
+} | OWN_NETWORKS
+VARIANTS |= {
+    f"W4-{clients}": WORKLOADS["W4"]._replace(
+        what=f"W4 with {clients:,} clients: does a client cost the same among many?",
+        setup=WORKLOADS["W4"].setup | {"clients": clients},
+    )
+    for clients in (10, 100, 10_000)
+}
+VARIANTS |= {  # the same number of images per client for any number of clients, so that --grow finds the most
     f"{model}-own": Workload(
         f"CIFAR-10, clients of three images, each with a {model} of its own: how many fit in memory?",
         4 * clients,
@@ -193,7 +193,6 @@ OWN = {
     )
     for model, clients in (("lenet5", 1000), ("resnet18", 20))
 }
-VARIANTS = {"W1-equal": EQUAL, "methods": METHODS, "resnet18": RESNET} | OWN_NETWORKS | GROWTH | OWN
 
 
 def grown(workload: Workload, clients: int) -> Workload:
@@ -227,12 +226,8 @@ def repetitions_of(workload: Workload) -> int:
 def source_of(workload: Workload, setup: Setup, say: Callable[[str], None]) -> tuple[Source, str]:
     """Return the workload's images, and whether they are "real" or "random".
 
-    They are real if tensorflow-datasets has prepared them, or `data_dir` has them as arrays, mnist.npz.
-
-    Args:
-      workload: the workload.
-      setup: its options; `data_dir` says where the data set may be.
-      say: called with the reason if random images of the same shape replace a data set.
+    They are real if tensorflow-datasets has prepared them, or `data_dir` has them as arrays, mnist.npz. If
+    random images of the same shape replace them, `say` gets the reason.
     """
     name, folder = setup.data.dataset, setup.machine.data_dir
     if name == TOKENS:

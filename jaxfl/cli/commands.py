@@ -47,7 +47,7 @@ from jaxfl.grid import run as runs
 from jaxfl.grid import study as studies
 from jaxfl.grid import study_file
 from jaxfl.grid.comparison import Comparison
-from jaxfl.grid.part import labels_to_train
+from jaxfl.grid.plan import labels_to_train
 from jaxfl.grid.resolve import resolve, resolve_run
 from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.machine.texts import few

@@ -164,11 +164,7 @@ def _check_declared(cls: type) -> None:
 
 
 class Unread:
-    """A placeholder for a value that is not there; a method that computes with it is refused.
-
-    Args:
-      why: the reason, and what to do.
-    """
+    """A placeholder for a value that is not there; a method that computes with it is told `why`."""
 
     def __init__(self, why: str):
         self._why = why
@@ -219,18 +215,10 @@ def _refused(value: float, interval: str | None, annotation: Any) -> str:
     return f"be at least {SMALLEST:g} in size" if interval and 0 < abs(value) < SMALLEST else ""
 
 
-def _end(text: str) -> float:
-    """Return the end of an interval; whole ones are exact, however large."""
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
 def _inside(value: float, interval: str) -> bool:
     if interval[0] not in "[(" or interval[-1] not in ")]":
         raise ValueError(interval)
-    low, high = map(_end, interval[1:-1].split(","))
+    low, high = map(float, interval[1:-1].split(","))
     above = value >= low if interval[0] == "[" else value > low
     below = value <= high if interval[-1] == "]" else value < high
     return above and below and not math.isnan(value)

@@ -230,7 +230,6 @@ def _line(frame: types.TracebackType) -> str:
 
 
 TRACED = (
-    jax.errors.TracerBoolConversionError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.ConcretizationTypeError,

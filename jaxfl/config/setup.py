@@ -53,7 +53,7 @@ class PartitionOptions:
     or my.py:partitioner."""
     clients: int | None = within("[1, inf)", None)
     """Number of clients; by default 20, with natural all there are, or those of a saved partition."""
-    partition_seed: int = within("[0, 18446744073709551615]", 0)
+    partition_seed: int = within("[0, 18446744073709551616)", 0)
     """Seed of the partition, which is part of the data: fixed, whatever the seed of the run."""
     labels: Literal["unified", "independent", "permuted"] = "unified"
     """Whether a label means the same on all clients (unified), or each client numbers classes in its own
@@ -153,11 +153,6 @@ class RunOptions:
     (on a CPU the same); or bfloat16, for accelerators. Parameters stay as they are."""
     seed: int = within("[0, 4294967295]", 0)
     """Seed of initial weights, client sampling and mini-batches."""
-
-    @property
-    def stops_early(self) -> bool:
-        """Whether the run may end before its last round."""
-        return self.stop_at_target or self.patience is not None
 
 
 @dataclasses.dataclass(frozen=True)

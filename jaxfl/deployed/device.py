@@ -11,7 +11,7 @@ from jaxfl.core.host_state import all_of
 from jaxfl.core.node import Arrays, Node, of_client, sent_to_all
 from jaxfl.core.protocol import Averaged
 from jaxfl.data.one_client import Own, of_one_client
-from jaxfl.deployed.load import Loaded, load
+from jaxfl.deployed.load import load
 from jaxfl.deployed.models import Opened, opened
 from jaxfl.errors import JaxflError
 from jaxfl.runs.init_from import started
@@ -21,9 +21,7 @@ from jaxfl.runs.observer import ONLY_WARNINGS
 def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]:
     """Open a run with the state from which an app goes on with it, and what the app's server averages.
 
-    Args:
-      folder: the run's folder.
-      after: number of rounds done: that of a checkpoint, by default the newest one, or 0.
+    `after` is the number of rounds done: that of a checkpoint, by default the newest one, or 0.
 
     Raises:
       JaxflError: if there is no such state, the run has several architectures, or its method needs more than
@@ -56,7 +54,8 @@ def opened_at(folder: Path, after: int | None = None) -> tuple[Opened, Averaged]
     return run, algorithm.averaged
 
 
-_of_process = functools.lru_cache(maxsize=1)(opened_at)  # every node of a process begins with the same run
+# Every node of a process begins with the same run.
+_of_process, _loaded = functools.lru_cache(maxsize=1)(opened_at), functools.lru_cache(maxsize=1)(load)
 
 
 def sent_first(folder: Path, after: int) -> Arrays:
@@ -66,13 +65,10 @@ def sent_first(folder: Path, after: int) -> Arrays:
 
 
 def node(folder: Path, client: int, after: int, own: Own | None = None) -> Node:
-    """Return a single client of a run.
+    """Return a single client of a run after some rounds, see `opened_at`.
 
-    Args:
-      folder: the run's folder.
-      client: its id in the run, which decides its mini-batches and what it keeps at first.
-      after: number of rounds done, see `opened_at`.
-      own: its images; by default those that it has in the run.
+    Its id in the run decides its mini-batches and what it keeps at first. By default its `own` images are
+    those that it has in the run.
 
     Raises:
       JaxflError: as in `opened_at`, or if there is no such client, the images differ in shape or type from
@@ -99,8 +95,3 @@ def _in_the_run(folder: Path, run: Opened, client: int) -> Own:
     loaded, train, test = _loaded(folder), run.partition.train[client], run.partition.test[client]
     labels = loaded.source.labels
     return Own(loaded.seen(client, train), labels[train], loaded.seen(client, test), labels[test])
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded(folder: Path) -> Loaded:
-    return load(folder)

@@ -20,8 +20,7 @@ from jaxfl.folder.config import restore_setup
 from jaxfl.folder.records import Config, Result, Round
 from jaxfl.folder.variant import Variant
 from jaxfl.machine.packages import optional
-from jaxfl.results.findings import over_rounds
-from jaxfl.results.result import best
+from jaxfl.results.result import best, findings
 from jaxfl.runs.log import scalars
 from jaxfl.runs.prepare import draw_shift, same_source
 from jaxfl.runs.recorded_data import recorded_moments
@@ -136,7 +135,7 @@ class Loaded:
           {panel: {line: (R,)}} of numbers, NaN where there is none, such as FedCMD's score of every layer;
           any other form is a list with an entry per round, such as the networks that pFedClub assembled.
         """
-        return over_rounds(self.metrics)
+        return findings(self.metrics)
 
     @functools.cached_property
     def partition(self) -> Partition:

@@ -1,5 +1,6 @@
 """The models that clients of a run deploy, which predict on images as the data set has them."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from operator import index
 from pathlib import Path
@@ -49,14 +50,11 @@ class Models(Sequence[Deployed]):
         self.folder, self._variant, self._changed_code, self._rounds = folder, variant, changed_code, rounds
         self._clients = len(store.read_partition(folder).train)
         self._data = False  # whether to read the data set
-        self._opened: Opened | None = None
 
-    @property
+    @functools.cached_property
     def opened(self) -> Opened:
         """The checkpoint from which the models are made."""
-        if self._opened is None:
-            self._opened = opened(self.folder, self._variant, self._changed_code, self._data, self._rounds)
-        return self._opened
+        return opened(self.folder, self._variant, self._changed_code, self._data, self._rounds)
 
     def __len__(self) -> int:
         return self._clients
@@ -81,7 +79,8 @@ class Models(Sequence[Deployed]):
         try:
             return self._deployed(client)
         except NotAtHand:
-            self._data, self._opened = True, None
+            self._data = True
+            vars(self).pop("opened", None)
             return self._deployed(client)
 
     def number(self, client: Any) -> int:

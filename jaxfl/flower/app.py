@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxfl.deployed.device import opened_at
 from jaxfl.machine import files
 from jaxfl.machine.environment import versions
-from jaxfl.runs.lengthen import require_same_rates
+from jaxfl.runs.open import require_same_rates
 
 HERE = Path(__file__).parent
 COPIED = "client_app.py", "server_app.py"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from jaxfl.config.own_code import helpers
 from jaxfl.errors import JaxflError
-from jaxfl.folder.config import own_objects
-from jaxfl.folder.moved_paths import moved_code
+from jaxfl.folder.config import moved_code, own_objects
 from jaxfl.folder.records import Chosen, Code, Config, Round
 from jaxfl.machine.processes import on_first_process
 

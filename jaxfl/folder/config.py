@@ -1,6 +1,12 @@
-"""The content of config.json: the choices of a run, written and restored."""
+"""The content of config.json: the choices of a run, written and restored.
+
+It has absolute paths. A project may have been copied to another machine, so one that no longer exists is
+looked for at the same place as seen from the run's folder: of ``/a/project/runs/x``, now
+``/b/project/runs/x``, the file ``/a/project/data.npz`` may be ``/b/project/data.npz``.
+"""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +21,7 @@ from jaxfl.data import readers
 from jaxfl.data.partitioners import rule_of_test
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
-from jaxfl.folder.moved_paths import moved
-from jaxfl.folder.records import Chosen, Config
+from jaxfl.folder.records import Chosen, Code, Config
 from jaxfl.folder.variant import Variant, variant_of
 
 
@@ -45,7 +50,8 @@ def _with_absolute_paths(value: Any) -> Any:
 
 def absolute(setup: Setup) -> Setup:
     """Return the same options with absolute paths, which name the same files from every directory."""
-    words = {name: value for name, value in setup.flat().items() if isinstance(value, str | tuple)}
+    data_dir = setup.machine.data_dir
+    words = {name: value for name, value in setup.flat().items() if isinstance(value, str | tuple | Path)}
     setup = setup.replace(**_with_absolute_paths(words))
     dataset = readers.absolute(setup.data.dataset)
     partition = setup.partition.partition
@@ -62,13 +68,11 @@ def absolute(setup: Setup) -> Setup:
     if is_edges(edges):
         edges = str(as_path(edges).resolve())
     init_from = (str(as_path(place).resolve()) for place in setup.run.init_from)
-    disjoint_from, data_dir = setup.partition.disjoint_from, setup.machine.data_dir
     return setup.replace(
         dataset=dataset,
         public=choices.join(public, options),
         data_dir=data_dir and as_path(data_dir).absolute(),  # unresolved: a link may change
         partition=partition,
-        disjoint_from=disjoint_from and as_path(disjoint_from).resolve(),
         topology=edges,
         init_from=tuple(init_from),
     )
@@ -176,3 +180,54 @@ def _usual(config: Config | Chosen) -> dict[str, Any]:
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Return options as a JSON file gives them back."""
     return json.loads(json.dumps(options, default=str))
+
+
+# ---- files that have moved together with a run's folder
+
+
+def moved(folder: Path, config: Config, code: bool = False) -> Config:
+    """Return a run's configuration with the paths that its files have now.
+
+    Python files only if so asked: a folder may come from somebody else, with a file beside it that is best
+    not executed, so the user must have named that file or agreed.
+    """
+    roots = _roots(folder, config)
+    if roots is None:
+        return config
+    found = {name: _now(value, *roots, code) for name, value in config["options"].items()}
+    return {**config, "method": _now(config["method"], *roots, code), "options": found}
+
+
+def moved_code(folder: Path, config: Config, then: Code) -> Code:
+    """Return a run's code, see `jaxfl.folder.code`, with the paths that its files have now."""
+    roots = _roots(folder, config)
+    if roots is None:
+        return then
+    files = {_now(path, *roots, True): fingerprint for path, fingerprint in then["files"].items()}
+    return {**then, "files": files}
+
+
+def _roots(folder: Path, config: Config) -> tuple[str, str] | None:
+    """Return the folders above a run's, then and now, up to where these differ; None if it has not moved."""
+    begun, now = Path(config.get("environment", {}).get("folder", folder.resolve())), folder.resolve()
+    if begun == now:
+        return None
+    while begun.name and begun.name == now.name:
+        begun, now = begun.parent, now.parent
+    return str(begun).rstrip("/"), str(now).rstrip("/")
+
+
+def _now(value: Any, old: str, new: str, code: bool) -> Any:
+    """Return a text, or a list of texts, with the new paths of files that moved from `old` to `new`."""
+    if isinstance(value, list):
+        return [_now(entry, old, new, code) for entry in value]
+    if not isinstance(value, str):
+        return value
+
+    def of_path(match):
+        path = match[0]
+        is_new = new + path.removeprefix(old)
+        here = not Path(path).exists() and Path(is_new).exists()
+        return is_new if here and (code or not path.endswith(".py")) else path
+
+    return re.sub(rf"(?<![^=,:\[]){re.escape(old)}/[^,:\]]*", of_path, value)

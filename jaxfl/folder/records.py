@@ -162,25 +162,22 @@ class OfNewcomers(OfCohort):
     per_client: list[float]
 
 
-class Sent(TypedDict):
-    """Bytes that clients sent and received."""
-
-    bytes_up: int
-    bytes_down: int
-
-
-class Newcomers(Sent):
+class Newcomers(TypedDict):
     """What newcomers got in the round in which they joined, see `jaxfl.results.result.joined`."""
 
     clients: list[int]
+    bytes_up: int
+    bytes_down: int
     received: OfNewcomers
     trained: NotRequired[OfNewcomers]
     personal: OfNewcomers
 
 
-class Costs(Sent):
-    """Bytes and operations."""
+class Costs(TypedDict):
+    """Bytes that clients sent and received, and operations."""
 
+    bytes_up: int
+    bytes_down: int
     flops: float  # of clients' training and of the server's part, see `jaxfl.core.flops`
 
 

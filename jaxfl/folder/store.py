@@ -131,12 +131,6 @@ def keep_code(folder: Path, round_: int, code: Code) -> None:
         shutil.copyfile(path, copy)
 
 
-@writes
-def discard(folder: Path) -> None:
-    """Undo `begin`."""
-    shutil.rmtree(folder, ignore_errors=True)  # the run reports an error of its own
-
-
 @on_first_process
 def free_folder(name: str, dataset: str = "") -> Path:
     """Return the first of runs/NAME-DATASET, runs/NAME-DATASET-2, ... that does not exist."""

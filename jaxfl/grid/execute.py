@@ -31,10 +31,9 @@ from jaxfl.results.result import NO_VALIDATION
 from jaxfl.runs.engine_job import fit_to_machine, form_of_state, job_of, most_together
 from jaxfl.runs.init_from import start_from
 from jaxfl.runs.interrupt import Interrupted, deferred
-from jaxfl.runs.lengthen import extend, require_same_beginning, rounds_kept
 from jaxfl.runs.loop import Run, compilation, proceed
 from jaxfl.runs.observer import ONLY_WARNINGS, Observer
-from jaxfl.runs.open import begin, reopen
+from jaxfl.runs.open import begin, extend, reopen, require_same_beginning, rounds_kept
 from jaxfl.runs.prepare import Data, load_source, prepare
 
 Errors = dict[Path, JaxflError]  # of runs that do not finish, by folder
@@ -82,7 +81,7 @@ def execute(
         for number, own in by_partition.items():
             heed()
             if all(has_finished(folder, entry) for folder, entry in own.items()):  # no data are needed
-                errors |= _kept(own, told)
+                errors |= _unfinished(own, told)[1]
                 left -= len(own)
                 continue
             # All have the same federation, except that some methods use no links.
@@ -145,22 +144,26 @@ def _begun_on(partition_seed: int, runs: Runs) -> Path | None:
     return next((folder for folder in alike if store.holds(folder, store.CONFIG)), None)
 
 
-def _kept(runs: Runs, told: Watched) -> Errors:
-    """Watch runs that have finished."""
-    errors = {}
-    for folder in runs:
+def _unfinished(runs: Runs, told: Watched) -> tuple[Runs, Errors]:
+    """Return the runs that have not finished, as they were begun; watch those that have."""
+    errors, unfinished = {}, {}
+    for folder, entry in runs.items():
         try:
-            told.watch(folder, store.read_finished(folder)[1], kept=True)
+            require_own(folder, entry)
+            if store.holds(folder, store.RESULT):
+                told.watch(folder, store.read_finished(folder)[1], kept=True)
+            else:
+                unfinished[folder] = _as_begun(folder, entry)
         except JaxflError as error:
             errors[folder] = error
-    return errors
+    return unfinished, errors
 
 
 def _lengthen(runs: Runs, data: Data, say: Callable[[str], None]) -> None:
     """Let begun runs go on to as many rounds as are planned: all of them, or none if one cannot.
 
     Raises:
-      JaxflError: if one cannot, see `jaxfl.runs.lengthen`, or another process owns one.
+      JaxflError: if one cannot, see `jaxfl.runs.open`, or another process owns one.
     """
     shorter, asked = {}, set()
     for folder, entry in runs.items():
@@ -189,16 +192,7 @@ def _run_batches(
     `shared` is the setup with which the data were prepared; `alone` is what `proceed` takes for a run that is
     alone.
     """
-    errors, unfinished = {}, {}
-    for folder, entry in runs.items():
-        try:
-            require_own(folder, entry)
-            if store.holds(folder, store.RESULT):
-                told.watch(folder, store.read_finished(folder)[1], kept=True)
-            else:
-                unfinished[folder] = _as_begun(folder, entry)
-        except JaxflError as error:
-            errors[folder] = error
+    unfinished, errors = _unfinished(runs, told)
     batches = _batches(unfinished)
     hopeless = _refused(batches, data)
     for sentence in sentences(runs, hopeless):

@@ -1,10 +1,14 @@
-"""The runs of a comparison before anything is trained: which there are, and whether their folder fits."""
+"""The runs of a comparison before anything is trained: which there are, and whether their folder fits.
 
+Several machines may each train a part of them.
+"""
+
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxfl.config.asked import read_options
 from jaxfl.config.command_options import Seeds
@@ -13,9 +17,10 @@ from jaxfl.config.setup import Setup
 from jaxfl.config.values import text
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, several_runs, store
-from jaxfl.folder.config import described, experiment
-from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.config import described, experiment, moved
 from jaxfl.folder.variant import Variant, own_setup
+
+Item = TypeVar("Item")
 
 
 class Planned(NamedTuple):
@@ -150,19 +155,19 @@ def check_folder(folder: Path, planned: Runs, beside: bool) -> None:
                 "another --run-dir."
             )
         if differing := _differing(run, planned[run]):
-            has, wanted = store.read_config(run)["options"]["rounds"], planned[run].setup.run.rounds
+            has, asked = store.read_config(run)["options"]["rounds"], planned[run].setup.run
             if differing.keys() == {"rounds"}:
                 why = "cannot become shorter"
-                if has < wanted:
-                    if not planned[run].setup.run.stops_early:
+                if has < asked.rounds:
+                    if not asked.stop_at_target and asked.patience is None:
                         continue
                     why = "may be ended by --patience or --stop-at-target, so no comparison makes it longer"
                 raise JaxflError(
-                    f"{run} has {has} rounds, not {wanted}, and {why}; ask for {has} rounds, or choose "
+                    f"{run} has {has} rounds, not {asked.rounds}, and {why}; ask for {has} rounds, or choose "
                     "another --run-dir."
                 )
             # More rounds alone would make it longer.
-            name = min(differing, key=lambda name: name == "rounds" and has < wanted)
+            name = min(differing, key=lambda name: name == "rounds" and has < asked.rounds)
             then, now = map(text, differing[name])
             raise JaxflError(
                 f"{run} was begun with {name} {then}, not {now}; choose another --run-dir, repeat the "
@@ -197,3 +202,28 @@ def check_code(folder: Path, planned: Runs, changed_code: bool, warn: Callable[[
                 f"{len(runs) - len(kept)} of {len(begun)} runs in {folder} were begun with {what}; their "
                 "results say from which round on this version computes them."
             )
+
+
+def labels_to_train(variants: Sequence[Variant], part: str, folder: Path | None) -> list[str]:
+    """Return the labels of the variants that a part of a comparison trains, see `take_part`.
+
+    Raises:
+      JaxflError: if `part` is not one of several parts, or no folder is named that all of these share.
+    """
+    labels = take_part([variant.label for variant in variants], part)
+    if folder is None and not part.endswith("/1"):
+        raise JaxflError(f"--part {part}: name the folder that all parts share, with --run-dir.")
+    return labels
+
+
+def take_part(work: Sequence[Item], part: str) -> list[Item]:
+    """Return the items of one part: of 2/8 every eighth one, from the second on.
+
+    Raises:
+      JaxflError: if `part` is not two such numbers.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(part))
+    number, count = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= count:
+        raise JaxflError(f"--part {part!r} is not one of several parts; write 1/8 to 8/8 for eight of them.")
+    return list(work[number - 1 :: count])

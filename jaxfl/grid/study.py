@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxfl.config.command_options import Columns, Continuation
-from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.folder.owner import in_turn
 from jaxfl.folder.variant import provided
 from jaxfl.grid.compare import compare
-from jaxfl.grid.part import take_part
-from jaxfl.grid.plan import is_begun, plan
+from jaxfl.grid.plan import is_begun, plan, take_part
 from jaxfl.grid.run import continued
 from jaxfl.grid.study_file import (
     SHOW,
@@ -188,8 +186,8 @@ def _warn_of_equal_runs(study: Study, observer: Observer) -> None:
 
 def _rounds(study: Study, setting: Mapping[str, Any], chosen: Collection[str]) -> int:
     """Return how many rounds the runs of some methods in a setting have."""
-    rounds = {**study.options, **options_of(setting)}.get("rounds", Setup().run.rounds)
-    return rounds * len(chosen) * study.seeds * study.partition_seeds
+    _, setup = planned(study, setting)
+    return setup.run.rounds * len(chosen) * study.seeds * study.partition_seeds
 
 
 def _written(study: Study, frame: Frame, folder: Path, pictures: str) -> Table:

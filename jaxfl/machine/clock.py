@@ -70,16 +70,8 @@ def of_clients(
     """Return the device of every client: its architecture's, with other speeds.
 
     Operations and bytes per second are multiplied by exp(spread z), with an own z for each from the standard
-    normal distribution. So half of the clients compute slower than the profile says.
-
-    Args:
-      devices: of the architecture groups.
-      sizes: number of clients of each group.
-      spread: standard deviation of the speeds' natural logarithms.
-      rng: draws for one client after another.
-
-    Returns:
-      Per group leaves (n_g,).
+    normal distribution, drawn for one client after another. So half of the clients compute slower than the
+    profile says. Devices and sizes are those of the architecture groups; per group there are leaves (n_g,).
     """
     factors = np.exp(spread * rng.standard_normal((sum(sizes), len(Device._fields))))
     of_groups = np.split(factors, np.cumsum(sizes)[:-1])

@@ -53,11 +53,8 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
     number of them. If no such axis makes equal parts, the first one is taken, if it does. An array of the
     server that has this form by chance is divided, too, which costs a little time.
 
-    Args:
-      mesh: the devices.
-      shape: shape of the array.
-      clients: numbers of clients, of each architecture and in all.
-      leading: number of axes in front of these, such as one of runs.
+    There are so many clients of each architecture and in all, and so many `leading` axes in front of these,
+    such as one of runs.
 
     >>> mesh = jax.make_mesh((1,), (AXIS,))
     >>> tuple(divided(mesh, (7, 400, 120), clients={7, 10}).spec)

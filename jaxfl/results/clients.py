@@ -23,11 +23,8 @@ def as_csv(
 ) -> str:
     """Return a CSV table with a row per client, in the order of ids.
 
-    Args:
-      metrics: records of all rounds; scores are those of the last one.
-      federation: the clients.
-      names: names of the clients in the data, see `Partition`.
-      client_devices: how fast the clients are, if known, see `jaxfl.runs.architectures.client_devices`.
+    Scores are those of the last round. Names are those of the clients in the data, see `Partition`, and their
+    devices are known if speeds are, see `jaxfl.runs.architectures.client_devices`.
 
     Returns:
       Name, if clients have names, architecture, whether it is a newcomer, and, if there are any, an attacker,

@@ -10,8 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxfl.data.pictures import MOST_NAMED, name_classes
 from jaxfl.folder.records import Round
-from jaxfl.results.findings import over_rounds
 from jaxfl.results.panels import LINES, figure, in_lines, in_panels, legend, wrapped
+from jaxfl.results.result import findings
 
 MOST_WRITTEN = 20  # classes with whose shares a confusion matrix has room for numbers
 MOST_LINKED = 200  # clients whose links fit in a picture
@@ -19,7 +19,7 @@ MOST_LINKED = 200  # clients whose links fit in a picture
 
 def draw_findings(metrics: list[Round]) -> Figure | None:
     """Draw a panel of lines over rounds for each finding ``{line: number}`` of a run; None without any."""
-    panels = {name: lines for name, lines in over_rounds(metrics).items() if isinstance(lines, dict)}
+    panels = {name: lines for name, lines in findings(metrics).items() if isinstance(lines, dict)}
     if not panels:
         return None
     whole, places = in_panels(len(panels), 4.5, 3.4)

@@ -13,8 +13,7 @@ from jaxfl.config.setup import PartitionOptions, Setup, is_saved
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError
 from jaxfl.folder import several_runs, store
-from jaxfl.folder.config import at_own_default, experiment
-from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.config import at_own_default, experiment, moved
 from jaxfl.folder.records import Config, Result, Round
 from jaxfl.results.result import selected
 from jaxfl.results.target import by_target

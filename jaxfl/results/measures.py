@@ -285,11 +285,9 @@ def usual_columns(
 
 
 def known_measures(target: float | None = None, task: Task = CLASSES) -> dict[str, Measure]:
-    """Return all that a study can show, by name.
+    """Return all that a study can show, by name, in the units of its task.
 
-    Args:
-      target: the only target of its runs, for titles; None if there are several or none.
-      task: of its runs, whose units measures have.
+    Titles name the target, unless there are several or none.
     """
     words = "the target" if target is None else task.goal(target)
     spent = by_name(TRAFFIC, *(_until(name, ONLY, words) for name in SPENT))

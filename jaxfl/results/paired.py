@@ -45,15 +45,12 @@ class Difference(NamedTuple):
         if math.isnan(self.mean):
             return "-"
         if math.isnan(self.low):
-            return self._text(self.mean) + (" in every pair" if self.pairs > 1 else "")
+            return self.number(self.mean) + (" in every pair" if self.pairs > 1 else "")
         inside = ", inside the spread" if self.inside else ""
-        return f"{self._text(self.mean)} [{self._text(self.low)}, {self._text(self.high)}]{inside}"
+        return f"{self.number(self.mean)} [{self.number(self.low)}, {self.number(self.high)}]{inside}"
 
-    def mean_text(self) -> str:
-        """Return ``+1.20``."""
-        return self._text(self.mean)
-
-    def _text(self, value: float) -> str:
+    def number(self, value: float) -> str:
+        """Return the mean, or an end of its interval, as ``+1.20``."""
         largest = max(abs(each) for each in (self.mean, self.low, self.high) if not math.isnan(each))
         return f"{value:+.{decimals(largest)}f}"
 

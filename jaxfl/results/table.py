@@ -156,7 +156,7 @@ def as_latex(table: Table) -> str:
             return f"\\textbf{{{text}}}" if stands_out else text
         if math.isnan(cell.mean):
             return cell.text()
-        return f"${cell.mean_text()}{'' if math.isnan(cell.low) or cell.inside else '^{*}'}$"
+        return f"${cell.number(cell.mean)}{'' if math.isnan(cell.low) or cell.inside else '^{*}'}$"
 
     lines = [[table.of_rows, *(title.translate(IN_LATEX) for title in table.titles)]]
     for row, (label, cells) in enumerate(table.rows):

@@ -68,15 +68,12 @@ def watch(folders: list[Path], out: Console, clock: Callable[[], float] = time.t
     Raises:
       JaxflError: if a folder holds no run.
     """
-    if not out.is_terminal:
-        out.print(_table(folders, clock(), out))
-        return
-    with Live(
-        _table(folders, clock(), out, running_first=True), console=out, auto_refresh=False, transient=True
-    ) as live:
-        while not all(map(_ended, folders)):
-            time.sleep(EVERY)
-            live.update(_table(folders, clock(), out, running_first=True), refresh=True)
+    if out.is_terminal:
+        first = _table(folders, clock(), out, running_first=True)
+        with Live(first, console=out, auto_refresh=False, transient=True) as live:
+            while not all(map(_ended, folders)):
+                time.sleep(EVERY)
+                live.update(_table(folders, clock(), out, running_first=True), refresh=True)
     out.print(_table(folders, clock(), out))
 
 

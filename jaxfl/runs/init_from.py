@@ -14,7 +14,7 @@ from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
 from jaxfl.core.final_weights import final_weights
 from jaxfl.data import npz, saved_partition
-from jaxfl.data.federation import Federation
+from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.folder import code, store
 from jaxfl.folder.config import restore
@@ -104,12 +104,7 @@ def started(
 
 def initial_arrays(data: Data) -> dict[str, np.ndarray]:
     """Return the initial weights that a run keeps, as named arrays; none if all are fresh."""
-    federation, arrays = data.federation, {}
-    for model, group, models in zip(
-        federation.models, federation.groups, federation.initial or (), strict=bool(federation.initial)
-    ):
-        arrays |= named(model.name, models, np.asarray(group.id).tolist())
-    return arrays
+    return _as_arrays(data.federation, data.federation.initial) if data.federation.initial else {}
 
 
 def final_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -130,10 +125,14 @@ def final_arrays(folder: Path) -> dict[str, np.ndarray]:
         raise JaxflError(f"{folder} has no checkpoint yet; wait for its first one, or name another run.")
     key, rounds = jax.random.key(setup.run.seed), setup.run.rounds
     state = at_rest(variant, setup, federation, state)
-    models = final_weights(variant.algorithm, federation, state, key, done, rounds)
+    return _as_arrays(federation, final_weights(variant.algorithm, federation, state, key, done, rounds))
+
+
+def _as_arrays(federation: Federation, weights: PerGroup) -> dict[str, np.ndarray]:
+    """Return weights as named arrays: per group `ClientWeights`."""
     arrays = {}
-    for model, group, of_group in zip(federation.models, federation.groups, models, strict=True):
-        arrays |= named(model.name, of_group, np.asarray(group.id).tolist())
+    for group, of_group in zip(federation.groups, weights, strict=True):
+        arrays |= named(group.model.name, of_group, np.asarray(group.id).tolist())
     return arrays
 
 

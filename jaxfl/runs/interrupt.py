@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 from jaxfl.machine.processes import greatest
 
@@ -79,20 +80,22 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """Stop runs within the block after some seconds, in time to be saved; if None, as an enclosing block."""
-    token = _deadline.set(_deadline.get() if seconds is None else time.monotonic() + seconds)
+def _holding(variable: ContextVar, value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _deadline.reset(token)
+        variable.reset(token)
 
 
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def limited(seconds: float | None) -> contextlib.AbstractContextManager[None]:
+    """Stop runs within the block after some seconds, in time to be saved; if None, as an enclosing block."""
+    return _holding(_deadline, _deadline.get() if seconds is None else time.monotonic() + seconds)
+
+
+def terminable() -> contextlib.AbstractContextManager[None]:
     """Raise `Interrupted` at a SIGTERM within the block, as Ctrl-C raises KeyboardInterrupt."""
-    with _handling({signal.SIGTERM: _terminate}):
-        yield
+    return _handling({signal.SIGTERM: _terminate})
 
 
 def _terminate(number, frame):
@@ -111,23 +114,16 @@ def deferred() -> Iterator[StopRequest]:
         yield request
         return
     request = StopRequest()
-    token = _request.set(request)
-    try:
-        with _handling({signal.SIGINT: request, signal.SIGTERM: request}):
-            yield request
-    finally:
-        _request.reset(token)
+    with _holding(_request, request), _handling({signal.SIGINT: request, signal.SIGTERM: request}):
+        yield request
 
 
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
     """Raise `Interrupted` after a block that a signal could not stop, because its last rounds ran."""
     signals: list[int] = []
-    token = _signals.set(signals)
-    try:
+    with _holding(_signals, signals):
         yield
-    finally:
-        _signals.reset(token)
     if signals:
         raise Interrupted("All rounds were done and saved when this was to stop.", signals[0])
 

@@ -4,13 +4,15 @@ import dataclasses
 import importlib
 import itertools
 import shlex
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple, cast
 
+import jax
 import numpy as np
 
 from jaxfl.config.options import floats
@@ -25,13 +27,13 @@ from jaxfl.folder.owner import require_owned
 from jaxfl.folder.records import Code, Config, Privacy, Result, Round
 from jaxfl.folder.variant import Variant
 from jaxfl.machine import files
+from jaxfl.machine.processes import on_first_process
 from jaxfl.results import clients
 from jaxfl.results.measures import CONFUSION
 from jaxfl.results.result import joined, records, result
 from jaxfl.results.table import confusion_csv
 from jaxfl.results.target import stops
 from jaxfl.runs.interrupt import Interrupted, deferred, reason
-from jaxfl.runs.profile import profiled
 
 
 class Run(NamedTuple):
@@ -97,7 +99,7 @@ def proceed(
         if i in ended:
             outcomes.append(ended[i])
             if run.new and not store.read_metrics(run.folder):
-                store.discard(run.folder)
+                on_first_process(shutil.rmtree)(run.folder, ignore_errors=True)
             continue
         compiled_by_now, _ = compilation(job.programs)
         try:
@@ -109,21 +111,25 @@ def proceed(
 
 
 def _train(job, runs, seconds, profile) -> dict[int, JaxflError]:
-    """Compute and write down all rounds; return the errors of runs that end early, by their numbers."""
+    """Compute and write down all rounds; return the errors of runs that end early, by their numbers.
+
+    `seconds` were compiled before.
+    """
     ended, done = {}, runs[0].done
     going = {i: run for i, run in enumerate(runs) if not stops(run.config, run.metrics)}
     if not going:  # they were stopped between their last round and their result
         return ended
-    compiling, writing = _meter(job.programs, seconds), 0.0  # the longest writing, in seconds
+    writing = 0.0  # the longest, in seconds
     wrote = dict.fromkeys(going, 0.0)  # seconds of writing of each run since its last record
     try:
         chunks = simulate(job, done, [run.state for run in runs] if done else None)
         if profile:
-            chunks = profiled(chunks, profile, at=int(job.rounds > job.eval_every))
+            chunks = _profiled(chunks, profile, at=int(job.rounds > job.eval_every))
         with memory.explained(job.federation), deferred() as request:
             asked = time.perf_counter()
             for of_runs in chunks:
-                computed, spent = time.perf_counter(), compiling()
+                computed, compiled = time.perf_counter(), job.programs.seconds
+                spent, seconds = compiled - seconds, compiled
                 # Time to write this chunk, compute the next one and write that.
                 request.measured(computed - asked - spent + 2 * writing)
                 stop = request.made
@@ -142,7 +148,7 @@ def _train(job, runs, seconds, profile) -> dict[int, JaxflError]:
                         ended[i] = error
                     if i in ended or stops(run.config, run.metrics):
                         del going[i]
-                compiling()  # what joining has compiled is in its record
+                seconds = job.programs.seconds  # what joining has compiled is in its record
                 of_runs.clear()  # the next rounds need the memory
                 if not going:
                     break
@@ -160,15 +166,21 @@ def _train(job, runs, seconds, profile) -> dict[int, JaxflError]:
     return ended
 
 
-def _meter(programs: Programs, seconds: float) -> Callable[[], float]:
-    """Return a function that returns seconds of compilation since its last call, at first since `seconds`."""
+def _profiled(chunks: Iterator[dict[int, Chunk]], folder: Path, at: int) -> Iterator[dict[int, Chunk]]:
+    """Yield the same chunks; number `at`, from 0, is traced into a folder, including its evaluation.
 
-    def since():
-        nonlocal seconds
-        before, seconds = seconds, programs.seconds
-        return seconds - before
-
-    return since
+    The first one compiles, so a later one shows the steady state. The trace is for TensorBoard's profile
+    plugin, XProf or Perfetto.
+    """
+    files.writes(Path.mkdir)(folder, parents=True, exist_ok=True)
+    yield from itertools.islice(chunks, at)
+    on_first_process(jax.profiler.start_trace)(folder)
+    try:
+        traced = list(itertools.islice(chunks, 1))
+    finally:
+        on_first_process(jax.profiler.stop_trace)()
+    yield from traced
+    yield from chunks
 
 
 def _write(job: Job, i: int, run: Run, chunk: Chunk, new: list[Round], stop: int) -> None:

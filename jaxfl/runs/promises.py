@@ -7,7 +7,7 @@ mean over empty places, a client that trains although it is absent, a draw by Nu
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from jaxfl.runs.trial import (
     SIZES,
     SOME,
     TRAINED_ON,
+    Round,
     Trial,
     apart,
     begin,
@@ -59,9 +60,6 @@ class Found(NamedTuple):
 
 def tried(variant: Variant) -> Iterable[Found]:
     """Yield the finding about each promise.
-
-    Args:
-      variant: the method with its options.
 
     Raises:
       JaxflError: if the method does not keep the protocol: nothing can be tried then.
@@ -193,14 +191,21 @@ def _changes_with(otherwise: Callable, trial: Trial, sentence: str) -> str | Non
 
     def outcome(federation):
         """Return results after two rounds: a teacher's outputs for padding may be kept, but not used."""
-        changed = trial._replace(federation=federation)
-        state = trial.algorithm.init(jax.random.key(0), federation, traced(trial.variant.config))
-        first = played(changed, jax.random.key(2), state, cohort(federation, EVERYONE))
-        done = played(changed, jax.random.key(3), first.state, cohort(federation, EVERYONE))
-        return {"loss": done.info.loss} | {name: getattr(done, name) for name in ("received", "personal")}
+        done = _last_of(2, trial._replace(federation=federation))
+        return {"loss": done.info.loss, "received": done.received, "personal": done.personal}
 
     other = dataclasses.replace(trial.federation, groups=tuple(map(otherwise, trial.federation.groups)))
     return apart(outcome(other), outcome(trial.federation), sentence)
+
+
+def _last_of(rounds: int, trial: Trial, state: Any = None) -> Round:
+    """Return the last of some rounds of all clients, from the initial state if no other one is given."""
+    if state is None:
+        state = trial.algorithm.init(jax.random.key(0), trial.federation, traced(trial.variant.config))
+    for t in range(rounds):
+        done = played(trial, jax.random.key(t), state, cohort(trial.federation, EVERYONE))
+        state = done.state
+    return done
 
 
 def protects_rows(trial: Trial) -> str | None:
@@ -216,13 +221,8 @@ def protects_rows(trial: Trial) -> str | None:
     own = jnp.arange(len(federation.labels)) < TRAINED_ON.stop
 
     def outcome(federation):
-        changed = trial._replace(federation=federation)
-        state = trial.algorithm.init(jax.random.key(0), federation, traced(trial.variant.config))
-        for number in range(2):
-            key = jax.random.key(number)
-            done = played(changed, key, state, cohort(federation, EVERYONE))
-            state = done.state
-        return {name: getattr(done, name) for name in ("state", "received", "personal")}
+        done = _last_of(2, trial._replace(federation=federation))
+        return {"state": done.state, "received": done.received, "personal": done.personal}
 
     def counted_otherwise(group):
         return dataclasses.replace(group, class_counts=jnp.roll(group.class_counts, 1, 1))
@@ -244,9 +244,7 @@ def leaves_the_absent_alone(trial: Trial) -> str | None:
     """Check that absent clients keep their own state, and what pairs of them share."""
     ids = [np.asarray(group.id) for group in trial.federation.groups]
     ids.append(np.concatenate(ids))
-    absent = {
-        len(of_group): np.flatnonzero(~np.isin(of_group, SOME)) for of_group in ids
-    }  # by the number of clients
+    absent = {len(of_all): np.flatnonzero(~np.isin(of_all, SOME)) for of_all in ids}  # by their number
 
     def theirs(state):
         def of_leaf(stacked, leaf):
@@ -330,15 +328,12 @@ def takes_common_options(trial: Trial) -> str | None:
 
 def uses_every_rate(trial: Trial) -> str | None:
     """Check that another value of a float option changes the result of a few rounds, or the initial state."""
-    usual, everyone = rates(trial.state), cohort(trial.federation, EVERYONE)
+    usual = rates(trial.state)
 
     def outcome(state):
-        for number in range(ROUNDS):
-            key = jax.random.fold_in(jax.random.key(2), number)
-            done = played(trial, key, state, everyone)
-            state = done.state
+        done = _last_of(ROUNDS, trial, state)
         info = done.info._replace(findings={})  # a host step's findings include its seconds
-        return done._replace(state=with_rates(state, usual), info=info)
+        return done._replace(state=with_rates(done.state, usual), info=info)
 
     same = outcome(trial.state)
     others = {name: {name: 0.46 + 0.47 * rate} for name, rate in usual.items()}  # within the ranges of all
@@ -363,17 +358,10 @@ def uses_every_rate(trial: Trial) -> str | None:
 
 def is_not_fedavg(trial: Trial) -> str | None:
     """Check that after a few rounds of all clients models are not those of FedAvg with the same options."""
-    algorithm, hyper = sharing(trial.variant.config), traced(trial.variant.config)
+    algorithm = sharing(trial.variant.config)
     plain = trial._replace(algorithm=algorithm, play=Program(whole_round(algorithm)))
-
-    def models(trial):
-        state = trial.algorithm.init(jax.random.key(0), trial.federation, hyper)
-        for t in range(ROUNDS):
-            done = played(trial, jax.random.key(t), state, cohort(trial.federation, EVERYONE))
-            state = done.state
-        return done.received, done.personal
-
-    if apart(models(trial), models(plain), "differs"):
+    ours, theirs = _last_of(ROUNDS, trial), _last_of(ROUNDS, plain)
+    if apart((ours.received, ours.personal), (theirs.received, theirs.personal), "differs"):
         return None
     return (
         f"after {ROUNDS} rounds the models are those of FedAvg: fine if an option or a rare case makes the "

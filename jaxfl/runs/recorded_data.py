@@ -28,11 +28,7 @@ def require_same_images(run: Path, then: DataSet, source: Source) -> None:
 def require_same_public(run: Path, then: DataSet, number: int, others: str) -> None:
     """Refuse public images of another number than a run says, or others of another set.
 
-    Args:
-      run: the run's folder.
-      then: what its configuration says.
-      number: of public images now.
-      others: checksum of those of another set; "" if there are none.
+    `others` is the checksum of those of another set; "" if there are none.
     """
     if then["public"] != number:
         raise JaxflError(

@@ -25,7 +25,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.folder import store
 from jaxfl.models.applied import applied_weights
 from jaxfl.results import curves
-from jaxfl.results.findings import over_rounds
+from jaxfl.results.result import findings
 
 WORDS = np.array(["$cat", "ant", "bee"])  # of the classes
 OPTIONS = (
@@ -249,7 +249,7 @@ def test_models_that_are_fitted_to_images_need_them(tmp_path, method):
 def test_findings_are_arrays_over_rounds():
     first = {"score": {"fc1": 1, "fc2": None}, "assembled": [{"client": 3}]}
     last = {"score": {"fc1": 3.5, "fc2": 4.0}, "assembled": []}
-    found = over_rounds([{"round": 1, "findings": first}, {"round": 2}, {"round": 3, "findings": last}])
+    found = findings([{"round": 1, "findings": first}, {"round": 2}, {"round": 3, "findings": last}])
     np.testing.assert_array_equal(found["score"]["fc1"], [1, np.nan, 3.5])
     np.testing.assert_array_equal(found["score"]["fc2"], [np.nan, np.nan, 4])
     assert found["assembled"] == [[{"client": 3}], None, []]

@@ -7,7 +7,7 @@ import pytest
 import jaxfl
 from jaxfl.errors import JaxflError
 from jaxfl.folder import store
-from jaxfl.folder.moved_paths import moved
+from jaxfl.folder.config import moved
 
 NET = """
 import flax.linen as nn

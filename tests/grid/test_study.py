@@ -233,7 +233,7 @@ def test_finished_runs_are_kept(toy, tmp_path):
     shutil.copytree(whole, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / lost.relative_to(whole))
     kept = results(tmp_path / "copy")
-    study.run(found, tmp_path / "copy")
+    study.run(found._replace(options=found.options | {"rounds": "2"}), tmp_path / "copy")  # in words, as well
     after = results(tmp_path / "copy")
     assert len(after) == 8 and kept.items() <= after.items()
     assert rows(tmp_path / "copy") == rows(whole)

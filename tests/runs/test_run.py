@@ -43,7 +43,7 @@ from jaxfl.results.frame import untrained
 from jaxfl.results.notes import OTHER_DATA, OTHER_ROWS, on_code, on_runs, on_untrained
 from jaxfl.results.table import Cell
 from jaxfl.runs import prepare
-from jaxfl.runs.lengthen import rates_depend_on_length
+from jaxfl.runs.open import rates_depend_on_length
 from jaxfl.runs.recorded_data import require_same_public
 from jaxfl.runs.setup_check import check_setup
 
