@@ -20,7 +20,7 @@ from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
 from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, of_finite
 from jaxfl.mechanisms.wire.attacks import ATTACKS, Attackers, Backdoor, draw_attackers, poisons
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS, Feedback
-from jaxfl.mechanisms.wire.messages import away, onto
+from jaxfl.mechanisms.wire.messages import away, with_known
 from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian, Rows
 from jaxfl.tasks import require_classes
 
@@ -68,23 +68,6 @@ class Own:
         return tree.scalars(form)
 
 
-class Poison(NamedTuple):
-    """An attack on mini-batches, which changes only attackers' rows."""
-
-    wire: "Wire"
-
-    def images(self, key, client: Client, images):
-        """Return a mini-batch of a client's raw images."""
-        return self._of_attacker(client, self.wire.attack.images(key, client, images), images)
-
-    def labels(self, key, client: Client, y):
-        """Return their outputs."""
-        return self._of_attacker(client, self.wire.attack.labels(key, client, y), y)
-
-    def _of_attacker(self, client, changed, honest):
-        return jnp.where(self.wire.is_attacker(client), changed, honest)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Wire:
@@ -128,9 +111,9 @@ class Wire:
         return self.attack is not None and not poisons(self.attack)
 
     @property
-    def poison(self) -> "Poison | None":
-        """What attackers do to mini-batches of their training rows; None if nothing."""
-        return Poison(self) if hasattr(self.attack, "images") else None
+    def poison(self) -> Any:
+        """The attack if it changes mini-batches of attackers' training rows, else None."""
+        return self.attack if hasattr(self.attack, "images") else None
 
     def relabelled(self, clients: Client) -> Client:
         """Return clients, one or several, with the labels that attackers give to all their rows."""
@@ -187,7 +170,7 @@ class Wire:
             return of_finite(self.aggregate, messages, weights)
         changes = away(messages, jax.tree.map(lambda leaf: leaf[None], known))
         change, left_out = of_finite(self.aggregate, changes, weights)
-        return onto(known, change), left_out
+        return with_known(jnp.add, known, change), left_out
 
 
 class Chosen(NamedTuple):
