@@ -195,18 +195,15 @@ def exchanging(
         clients = federation.participants.sum()
         seen = RoundPredictions(i, share, clients, c, t, jnp.concatenate(after) if resend else s)
         matrix = learn(state.matrix, seen, hyper)
-        prediction = s[0].size
 
         def every(message):
             return (message,) * len(federation.groups)
 
+        up = wire.up(federation, cohort, every(jax.ShapeDtypeStruct(s.shape[1:], s.dtype)))
         return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
             loss,
-            up=per_group(
-                lambda units: {1 + resend: units} if resend else units,
-                wire.up(federation, cohort, every(jax.ShapeDtypeStruct(s.shape[1:], s.dtype))),
-            ),
-            down=sent_down(cohort, every(prediction + len(rows))),
+            up=per_group(lambda units: {2: units}, up) if resend else up,
+            down=sent_down(cohort, every(s[0].size + len(rows))),
             findings=findings(matrix, seen, federation),
             trained=own_models.predictors(learnt),
             teacher=teacher,
@@ -216,15 +213,12 @@ def exchanging(
     def mixed(task, logits, hyper, c):
         return teach(c, signal.encode(task, logits, hyper), hyper)
 
-    def matrices(state):
-        return {"teachers": state.matrix}
-
     return Algorithm(
         init,
         own_models.personal,
         step,
         own_models.personal,
-        matrices=matrices,
+        matrices=lambda state: {"teachers": state.matrix},
         prepare=prepare,
         wire=("messages", "rows"),
     )

@@ -27,11 +27,16 @@ def require(federation: Federation) -> None:
             "The method needs public images, but the federation has none; add --public held-out or a data "
             "set."
         )
+    require_unified(federation, "predictions on public images")
+
+
+def require_unified(federation: Federation, what: str) -> None:
+    """Refuse a federation whose clients' `what` cannot be compared: each numbers its classes differently."""
     if not federation.unified:
         raise JaxflError(
-            "The method compares clients' predictions on public images, but every client numbers classes "
-            "differently under --labels independent or permuted; leave --labels out (a saved "
-            "partition keeps the labels that it was divided with)."
+            f"The method compares clients' {what}, but every client numbers classes differently under "
+            "--labels independent or permuted; leave --labels out (a saved partition keeps the labels that "
+            "it was divided with)."
         )
 
 
