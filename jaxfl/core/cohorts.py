@@ -30,12 +30,7 @@ def draw_cohorts(
 ) -> tuple[Slots, ...]:
     """Draw max(1, floor(participation * N)) of N clients for every round, without replacement.
 
-    Args:
-      group_sizes: clients of each architecture group; ids count through the groups in order.
-      participation: share of clients that take part, in (0, 1].
-      rounds: how many rounds to draw.
-      seed: of the run.
-      newcomers: per group (n_g,) bool, clients that are not among the N yet; none by default.
+    Ids count through the groups in order. Newcomers, per group (n_g,) bool, are not among the N yet.
 
     Returns:
       Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients that any
@@ -79,15 +74,10 @@ def draw_poisson(
 
 
 def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Draw the clients that take part in no round and join at the end.
+    """Draw the clients that take part in no round and join at the end, per group (n_g,) bool.
 
-    Args:
-      group_sizes: clients of each architecture group.
-      share: fraction of each group's clients, in [0, 1); rounded down, so that some are left.
-      seed: of the partition.
-
-    Returns:
-      Per group (n_g,) bool.
+    They are a share of each group's clients, in [0, 1), rounded down, so that some are left. The seed is that
+    of the partition.
 
     >>> [int(of_group.sum()) for of_group in draw_newcomers([10, 4, 3], 0.25, seed=0)]
     [2, 1, 0]

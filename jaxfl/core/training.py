@@ -354,11 +354,7 @@ def descend(
 
 
 def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
-    """Raise `JaxflError` if a loss does not return what `descend` needs.
-
-    Raises:
-      JaxflError: naming the loss's file and line.
-    """
+    """Raise `JaxflError`, naming file and line, if a loss does not return what `descend` needs."""
     parts = ("value", "statistics") if tally is None else ("value", "statistics", "observed")
     if not isinstance(found, tuple) or len(found) != len(parts):
         raise JaxflError(f"{line_of(loss)}: a loss must return ({', '.join(parts)}) and nothing else.")

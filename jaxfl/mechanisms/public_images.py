@@ -55,12 +55,9 @@ def require_for_server(federation: Federation, models: Iterable[Model], bn_stats
 
 
 def subset(key, federation: Federation, size: int):
-    """Draw the public images of a round without replacement.
+    """Draw the public images of a round without replacement; all if there are fewer than `size`.
 
-    Args:
-      key: key of the round; the draw uses a separate stream.
-      federation: holds the public images.
-      size: number of images; all if there are fewer.
+    The key is that of the round; the draw uses a separate stream.
 
     Returns:
       (R,) int32, rows of the federation's images.

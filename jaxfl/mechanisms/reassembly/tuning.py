@@ -85,11 +85,7 @@ def objective(
 ) -> tuple[Callable, Iterator]:
     """Return a loss, and the batches (x, target) that `parts.train` takes.
 
-    Args:
-      task: what labels are.
-      images: P images; with labels, perhaps after some parts of a network.
-      options: the method's options, with their rates.
-      drawn: which images, and which views of them, see `draws`.
+    They are of P images, with labels perhaps after some parts of a network, as `draws` has drawn them.
     """
     if options.labelled:
         return supervised(task), ((images.x[places], images.y[places]) for places, _ in drawn)

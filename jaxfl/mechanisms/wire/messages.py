@@ -19,11 +19,7 @@ from jaxfl.mechanisms.wire.aggregation import clipped
 
 
 def require_no_noise(federation: Federation, what: str) -> None:
-    """Refuse noise on messages with `what`, a method or mechanism in which clients also tell their classes.
-
-    Raises:
-      JaxflError: saying so.
-    """
+    """Raise `JaxflError` if there is noise on messages with `what`, where clients also tell classes."""
     if federation.wire and federation.wire.privacy:
         raise JaxflError(
             f"--privacy gaussian covers messages, but with {what} a client also tells which classes it has; "
@@ -92,14 +88,7 @@ def sent(key, client: Client, message: Any, known: Any = None) -> Any:
 
 
 def heard(key, federation: Federation, cohort: Cohort, held: Any) -> Any:
-    """Return what others get of what a cohort's clients of one architecture hold, (k, ...) and the same form.
-
-    Args:
-      key: the round's key.
-      federation: of one group.
-      cohort: the clients that send.
-      held: one message per client (k, ...).
-    """
+    """Return what others get of what a cohort's clients of one architecture hold, (k, ...) as before."""
     if federation.wire is None:
         return held
 
@@ -140,9 +129,7 @@ def up_to(federation: Federation, receivers: jax.Array, message: Any) -> dict:
 def nothing_owed(federation: Federation, message: Any) -> Any:
     """Return what clients of one architecture owe at first, zeros (n, ...); None without error feedback.
 
-    Args:
-      federation: of one group.
-      message: ``() -> shapes`` of one client's message.
+    A client's message has the shapes that `message()` returns.
     """
     if not (federation.wire and federation.wire.feedback):
         return None

@@ -159,12 +159,10 @@ class Wire:
         return self.attackers.at[client.id].get(mode="fill", fill_value=False)
 
     def trusted(self, messages, weights, known):
-        """Return what the server makes of messages (k, ...), and which it leaves out (k,).
+        """Return what the server makes of messages (k, ...), one per client, and which it leaves out (k,).
 
-        Args:
-          messages: one per client.
-          weights: (k,) float, 0 in an empty place.
-          known: what the server knows of a message already, see `away`.
+        Weights are (k,) float, 0 in an empty place; for what the server knows of a message already see
+        `away`.
         """
         if not isinstance(self.aggregate, Own):  # these give the same for messages as for changes
             return of_finite(self.aggregate, messages, weights)
@@ -289,10 +287,7 @@ def needed_of(setup: Setup) -> dict[str, str]:
 def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = None) -> Wire | None:
     """Return the wire of a run; None if nothing happens on it.
 
-    Args:
-      setup: the options.
-      federation: all clients.
-      images: the data, raw, for attacks that change them.
+    Attacks that change images need them, raw.
 
     Raises:
       JaxflError: if a choice is unknown, contradicts another one, or does not fit the data.
@@ -325,11 +320,7 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
 
 
 def _require_fitting(choice: str, attack: Any, federation: Federation) -> None:
-    """Refuse attacks on data that have no classes, or that change images where the data are none.
-
-    Raises:
-      JaxflError: saying which.
-    """
+    """Raise `JaxflError` if an attack on data meets no classes, or changes images where the data are none."""
     require_classes(federation.task, f"--attack {choice}")
     if hasattr(attack, "target"):
         shape, classes = federation.images.shape[1:], federation.models[0].classes
