@@ -105,21 +105,18 @@ def spent(
       cohort: of the round, including clients whose answers are lost.
     """
 
-    def either(is_lost, answered, everyone):
-        return jax.tree.map(lambda a, b: jnp.where(is_lost, b, a), answered, everyone)
-
     def sent(slots, is_lost, dropped, answered, everyone):
         drops_out = tree.take(dropped, slots)
         everyone = jax.tree.map(lambda counts: jnp.where(drops_out, 0, counts), everyone)
-        return either(is_lost, answered, everyone)
+        return tree.where(is_lost, everyone, answered)
 
     def computed(group, slots, is_lost, answered, everyone):
         of_clients = jnp.zeros(group.size.shape, bool).at[slots.index].set(is_lost, mode="drop")
-        return either(of_clients, answered, everyone)
+        return tree.where(of_clients, everyone, answered)
 
     groups, places, flops = federation.groups, cohort.groups, answered.flops
     flops = flops._replace(
         clients=per_group(computed, groups, places, lost, flops.clients, everyone.flops.clients)
     )
     up = per_group(sent, places, lost, dropped, answered.up, everyone.up)
-    return Ledger(up, per_group(either, lost, answered.down, everyone.down), flops)
+    return Ledger(up, per_group(tree.where, lost, everyone.down, answered.down), flops)

@@ -6,8 +6,6 @@ One that poisons changes data. It has ``relabelled(relabel, classes)``, which re
 for all rows, or ``images(key, client, images)`` and ``labels(key, client, y)``, which change a mini-batch.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,11 +110,6 @@ ATTACKS = {
     "label-flip": LabelFlip,
     "backdoor": Backdoor,
 }
-
-
-def poisons(attack: Any) -> bool:
-    """Return whether an attack changes what attackers train on, not what they send."""
-    return attack is not None and not callable(attack)
 
 
 def draw_attackers(newcomers: np.ndarray, share: float, seed: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from jaxfl.data.partition import rounded_down
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
 from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, of_finite
-from jaxfl.mechanisms.wire.attacks import ATTACKS, Attackers, Backdoor, draw_attackers, poisons
+from jaxfl.mechanisms.wire.attacks import ATTACKS, Attackers, Backdoor, draw_attackers
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS, Feedback
 from jaxfl.mechanisms.wire.messages import away, with_known
 from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian, Rows
@@ -108,7 +108,7 @@ class Wire:
     @property
     def lies(self) -> bool:
         """Whether attackers send something else than what they have computed."""
-        return self.attack is not None and not poisons(self.attack)
+        return callable(self.attack)
 
     @property
     def poison(self) -> Any:
@@ -270,7 +270,7 @@ WITHOUT = {  # why an option is refused, by the part of `Algorithm.wire` that a 
 def needed_of(setup: Setup) -> dict[str, str]:
     """Return which of `WITHOUT` a method must pass through, by option as it was written."""
     chosen, options, needed = chosen_of(setup), setup.wire, {}
-    if chosen.attack is not None and not poisons(chosen.attack):
+    if callable(chosen.attack):
         needed[f"--attack {options.attack}"] = "messages"
     if chosen.compress is not None:
         needed[f"--compress {options.compress}"] = "memory" if chosen.feedback else "messages"
@@ -297,7 +297,7 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
     privacy, rows, server = chosen.privacy, chosen.rows, chosen.server
     if all(each is None for each in (attack, chosen.compress, privacy, rows, server)):
         return None
-    if poisons(attack):
+    if attack is not None and not callable(attack):  # it changes what attackers train on
         _require_fitting(setup.wire.attack, attack, federation)
     if images is not None and isinstance(attack, Backdoor) and "brightest" not in setup.wire.attack:
         attack = dataclasses.replace(attack, brightest=float(images.max()))
