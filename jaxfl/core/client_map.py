@@ -376,10 +376,7 @@ def cohort_rows(federation: Federation, cohort: Cohort) -> PerGroup:
 def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> Cohort:
     """The same round with all clients except newcomers.
 
-    Args:
-      federation: all clients.
-      cohort: of the round.
-      joining: whether to return the newcomers instead in the round in which they join.
+    If `joining`, these are the newcomers instead in the round in which they join.
 
     Raises:
       JaxflError: if the federation is a window.

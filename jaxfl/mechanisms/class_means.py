@@ -114,12 +114,10 @@ def of_client(key, weights: Weights, client: Client) -> ClassMeans:
 
 
 def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMeans:
-    """Return g_c over the clients of all groups.
+    """Return g_c over the clients of all groups, whose means are per group (k_g, ...).
 
-    Args:
-      means: per group `ClassMeans` (k_g, ...).
-      before: means for the classes that no client has.
-      uniform: whether all clients that have a class weigh the same, not by their rows of it.
+    Classes that no client has keep the mean `before`. If `uniform`, all clients that have a class weigh the
+    same, not by their rows of it.
     """
 
     def sums(of_group):

@@ -115,10 +115,7 @@ ATTACKS = {
 def draw_attackers(newcomers: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Draw which clients are attackers, by id, (N,) bool: a share, rounded down, of those that take part.
 
-    Args:
-      newcomers: (N,) bool, clients that take part in no round, none of which is drawn.
-      share: of the others.
-      seed: of the partition.
+    Newcomers, (N,) bool, take part in no round, and none of them is drawn. The seed is that of the partition.
 
     Raises:
       JaxflError: if that is nobody.
