@@ -45,8 +45,7 @@ def draw_cohorts(
     for t in range(rounds):
         rng = generator(seed, t)
         chosen[t, rng.permutation(clients)[:active]] = True
-    starts = np.cumsum([0, *group_sizes])
-    groups = [chosen[:, start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
+    groups = np.split(chosen, np.cumsum(group_sizes)[:-1], axis=1)
     return tuple(_slots(of_group, min(of_group.shape[1], active)) for of_group in groups)
 
 
@@ -82,11 +81,10 @@ def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple
     >>> [int(of_group.sum()) for of_group in draw_newcomers([10, 4, 3], 0.25, seed=0)]
     [2, 1, 0]
     """
-    drawn = []
-    for g, clients in enumerate(group_sizes):
-        rng = generator(seed, g, NEWCOMERS)
-        drawn.append(rng.permutation(clients) < rounded_down(share, clients))
-    return tuple(drawn)
+    return tuple(
+        generator(seed, g, NEWCOMERS).permutation(clients) < rounded_down(share, clients)
+        for g, clients in enumerate(group_sizes)
+    )
 
 
 def _slots(chosen: np.ndarray, places: int) -> Slots:
