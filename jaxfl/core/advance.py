@@ -24,12 +24,7 @@ from jaxfl.machine.processes import agree
 def advance(job: Job, first: int, end: int, keys: Streams, state: Any) -> tuple[Any, list[list[Report]]]:
     """Play rounds first..end-1 of all runs of a job.
 
-    Args:
-      job: the runs.
-      first: number of the first round, from 0.
-      end: number behind the last one.
-      keys: streams of a single run, or of several with a leading axis.
-      state: between rounds, of several runs with a leading axis; donated, or written in place.
+    Keys and state have a leading axis if there are several runs. The state is donated, or written in place.
 
     Returns:
       The state after the rounds, and for each run one report per round, with NumPy leaves.
@@ -81,13 +76,8 @@ def one_round(
 ) -> tuple[Any, Report]:
     """Play one round of a single run, and its host step if the method has one.
 
-    Args:
-      job: the run.
-      keys: its streams.
-      state: before the round; donated.
-      federation: all clients, or a window of them.
-      cohort: leaves have a leading axis of length 1.
-      conditions: those of the round; leaves as in `cohort`.
+    The state is donated. The federation may be a window. Leaves of the cohort and of the conditions have a
+    leading axis of length 1.
 
     Returns:
       The state after the round, and its report with NumPy leaves.

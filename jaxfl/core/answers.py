@@ -26,11 +26,7 @@ from jaxfl.machine.clock import Deadline
 def draw_dropouts(group_sizes: Sequence[int], dropout: float, rounds: int, seed: int) -> PerGroup:
     """Draw which clients drop out of which round if they take part, from only seed, round and client.
 
-    Args:
-      group_sizes: clients of each architecture group; ids count through the groups in order.
-      dropout: probability of dropping out, in [0, 1).
-      rounds: how many rounds to draw.
-      seed: of the run.
+    They do so with the probability `dropout`. Ids count through the groups in order.
 
     Returns:
       Per group (rounds, n_g) bool.
@@ -51,11 +47,8 @@ class Ledger(NamedTuple):
 def lost_answers(ledger: Ledger, dropped: PerGroup, deadline: Deadline | None, cohort: Cohort) -> PerGroup:
     """Return which clients of a cohort do not answer, per group (k_g,) bool.
 
-    Args:
-      ledger: of the round in which all of them answer.
-      dropped: per group (n_g,) bool, see `draw_dropouts`.
-      deadline: how long the server waits; None for as long as it takes.
-      cohort: of the round.
+    The ledger is that of the round in which all of them answer. For `dropped` (n_g,) bool see
+    `draw_dropouts`. Without a deadline the server waits as long as it takes.
     """
     lost = per_group(lambda slots, gone: tree.take(gone, slots) & slots.mask, cohort.groups, dropped)
     if deadline is None:
@@ -112,21 +105,18 @@ def spent(
       cohort: of the round, including clients whose answers are lost.
     """
 
-    def either(is_lost, answered, everyone):
-        return jax.tree.map(lambda a, b: jnp.where(is_lost, b, a), answered, everyone)
-
     def sent(slots, is_lost, dropped, answered, everyone):
         drops_out = tree.take(dropped, slots)
         everyone = jax.tree.map(lambda counts: jnp.where(drops_out, 0, counts), everyone)
-        return either(is_lost, answered, everyone)
+        return tree.where(is_lost, everyone, answered)
 
     def computed(group, slots, is_lost, answered, everyone):
         of_clients = jnp.zeros(group.size.shape, bool).at[slots.index].set(is_lost, mode="drop")
-        return either(of_clients, answered, everyone)
+        return tree.where(of_clients, everyone, answered)
 
     groups, places, flops = federation.groups, cohort.groups, answered.flops
     flops = flops._replace(
         clients=per_group(computed, groups, places, lost, flops.clients, everyone.flops.clients)
     )
     up = per_group(sent, places, lost, dropped, answered.up, everyone.up)
-    return Ledger(up, per_group(either, lost, answered.down, everyone.down), flops)
+    return Ledger(up, per_group(tree.where, lost, everyone.down, answered.down), flops)

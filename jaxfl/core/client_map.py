@@ -106,9 +106,9 @@ def _mapped(along, f, key, federation: Federation, cohort: Cohort, shared, own, 
     `_each` or `_summed`. All else is as in `map_and_sum`.
     """
     mesh = federation.mesh
-    f, nothing = flops.with_operations(_with_data(f, federation)), (None,) * len(federation.groups)
+    f = flops.with_operations(_with_data(f, federation))
 
-    def of_group(group, slots, shared, own, weights):
+    def of_group(g, group, slots, shared, own, weights):
         places = len(slots.mask)
         for leaf in jax.tree.leaves((own, weights)):
             if leaf.shape[:1] != (places,):
@@ -135,17 +135,15 @@ def _mapped(along, f, key, federation: Federation, cohort: Cohort, shared, own, 
 
         everything = clients_in(group, slots), own, weights
         done, total = stretch(*everything) if mesh is None else _over_devices(stretch, mesh, *everything)
-        return jax.tree.map(lambda leaf: leaf[:places], done), total
-
-    def counted(g, done, total):
-        outputs, operations = done
+        outputs, operations = jax.tree.map(lambda leaf: leaf[:places], done)
         _count(federation, cohort.groups[g], g, operations)
         return outputs, total
 
-    given = (nothing if of_groups is None else of_groups for of_groups in (shared, own, weights))
-    columns = federation.groups, cohort.groups, *given
-    done = [counted(g, *of_group) for g, of_group in enumerate(per_group(of_group, *columns))]
-    outputs, totals = zip(*done, strict=True)
+    groups = range(len(federation.groups))
+    given = (
+        (None,) * len(groups) if of_groups is None else of_groups for of_groups in (shared, own, weights)
+    )
+    outputs, totals = zip(*per_group(of_group, groups, federation.groups, cohort.groups, *given), strict=True)
     return outputs, totals
 
 
@@ -378,10 +376,7 @@ def cohort_rows(federation: Federation, cohort: Cohort) -> PerGroup:
 def everyone(federation: Federation, cohort: Cohort, joining: bool = False) -> Cohort:
     """The same round with all clients except newcomers.
 
-    Args:
-      federation: all clients.
-      cohort: of the round.
-      joining: whether to return the newcomers instead in the round in which they join.
+    If `joining`, these are the newcomers instead in the round in which they join.
 
     Raises:
       JaxflError: if the federation is a window.

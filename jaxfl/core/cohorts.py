@@ -30,12 +30,7 @@ def draw_cohorts(
 ) -> tuple[Slots, ...]:
     """Draw max(1, floor(participation * N)) of N clients for every round, without replacement.
 
-    Args:
-      group_sizes: clients of each architecture group; ids count through the groups in order.
-      participation: share of clients that take part, in (0, 1].
-      rounds: how many rounds to draw.
-      seed: of the run.
-      newcomers: per group (n_g,) bool, clients that are not among the N yet; none by default.
+    Ids count through the groups in order. Newcomers, per group (n_g,) bool, are not among the N yet.
 
     Returns:
       Per group `Slots` with leaves (rounds, k_g): k_g is the largest number of the group's clients that any
@@ -50,8 +45,7 @@ def draw_cohorts(
     for t in range(rounds):
         rng = generator(seed, t)
         chosen[t, rng.permutation(clients)[:active]] = True
-    starts = np.cumsum([0, *group_sizes])
-    groups = [chosen[:, start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
+    groups = np.split(chosen, np.cumsum(group_sizes)[:-1], axis=1)
     return tuple(_slots(of_group, min(of_group.shape[1], active)) for of_group in groups)
 
 
@@ -79,24 +73,18 @@ def draw_poisson(
 
 
 def draw_newcomers(group_sizes: Sequence[int], share: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Draw the clients that take part in no round and join at the end.
+    """Draw the clients that take part in no round and join at the end, per group (n_g,) bool.
 
-    Args:
-      group_sizes: clients of each architecture group.
-      share: fraction of each group's clients, in [0, 1); rounded down, so that some are left.
-      seed: of the partition.
-
-    Returns:
-      Per group (n_g,) bool.
+    They are a share of each group's clients, in [0, 1), rounded down, so that some are left. The seed is that
+    of the partition.
 
     >>> [int(of_group.sum()) for of_group in draw_newcomers([10, 4, 3], 0.25, seed=0)]
     [2, 1, 0]
     """
-    drawn = []
-    for g, clients in enumerate(group_sizes):
-        rng = generator(seed, g, NEWCOMERS)
-        drawn.append(rng.permutation(clients) < rounded_down(share, clients))
-    return tuple(drawn)
+    return tuple(
+        generator(seed, g, NEWCOMERS).permutation(clients) < rounded_down(share, clients)
+        for g, clients in enumerate(group_sizes)
+    )
 
 
 def _slots(chosen: np.ndarray, places: int) -> Slots:

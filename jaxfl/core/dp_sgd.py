@@ -111,9 +111,8 @@ def noisy_descent(
 def require_alone(stats: Any, counted: bool) -> None:
     """Refuse training that more than the noisy steps of single rows would learn from.
 
-    Args:
-      stats: the network's statistics, by block.
-      counted: whether rows are taken in the accountant's batches, and only for gradients.
+    The network's statistics are by block; `counted` says whether rows are taken in the accountant's batches,
+    and only for gradients.
 
     Raises:
       JaxflError: saying what learns more.

@@ -208,13 +208,10 @@ def evaluate(
 
 
 def join(job: Job, i: int, state: Any, last: int) -> Report:
-    """Let all newcomers of a run take part in one more round, without the other clients.
+    """Let all newcomers of run `i` take part in one more round, without the other clients.
 
-    Args:
-      job: one whose federation has newcomers.
-      i: the run's number.
-      state: after round `last`; it is not changed, and the state after the extra round is discarded.
-      last: the last round that was run, from 0; methods see it as the number of the extra round.
+    Methods see the extra round with the number of the last one that was run, from 0. The state after that one
+    is not changed, and the state after the extra round is discarded.
 
     Returns:
       The round's report, with NumPy leaves and scores as under `Job.score_cohort`. Places are those of
@@ -256,44 +253,36 @@ def _needed(job: Job, start: int) -> Iterator[tuple[Program, tuple]]:
     """
     programs, federation, runs = job.programs, job.federation, len(job.keys)
     key = federation.replicate(together(job.keys, jnp.stack))
+    score_key = key if job.score_cohort else None
+
+    def state_of(federation):
+        state = jax.eval_shape(programs.algorithm.init, job.keys[0], federation, traced(job.configs[0]))
+        axis = () if runs == 1 else (runs,)
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(axis + leaf.shape, leaf.dtype), state)
+        return federation.form(state, runs > 1)
+
     if job.on_host:
-        yield from _needed_in_windows(job, start, key)
+        start = min(start, job.rounds - 1)
+        of_cohort = window.around(federation, cohort_of(job, start))
+        in_rounds = window.round_on(of_cohort, conditions_of(job, start, start + 1))
+    else:
+        end = min(job.rounds, start + (job.eval_every if programs.algorithm.host is None else 1))
+        cohorts = together([of_rounds(of_run, start, end) for of_run in job.cohorts])
+        in_rounds = federation, cohorts, conditions_of(job, start, end)
+    trained, cohorts, conditions = in_rounds
+    program, state = programs.rounds if runs == 1 else programs.rounds_of_runs, state_of(trained)
+    yield program, (key, state, trained, cohorts, score_key, conditions)
+    if runs > 1:
         return
-    state = jax.eval_shape(programs.algorithm.init, job.keys[0], federation, traced(job.configs[0]))
-    axis = () if runs == 1 else (runs,)
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(axis + leaf.shape, leaf.dtype), state)
-    state = federation.form(state, runs > 1)
-    end = min(job.rounds, start + (job.eval_every if programs.algorithm.host is None else 1))
-    cohorts = together([of_rounds(of_run, start, end) for of_run in job.cohorts])
-    program = programs.rounds if runs == 1 else programs.rounds_of_runs
-    score_key, conditions = key if job.score_cohort else None, conditions_of(job, start, end)
-    yield program, (key, state, federation, cohorts, score_key, conditions)
-    if runs == 1:
-        part = in_parts(federation, 0, job.rounds)[0]
-        yield programs.received, (key, state, federation, part)
-        yield programs.personal, (key, state, federation, part)
-        if programs.prepare and start == 0:
-            yield programs.prepare, (key, state, federation, _members(job))
-
-
-def _needed_in_windows(job: Job, start: int, key) -> Iterator[tuple[Program, tuple]]:
-    """Yield the programs of a job whose clients' state is in host memory, see `_needed`."""
-
-    def form(federation):
-        state = jax.eval_shape(job.programs.algorithm.init, job.keys[0], federation, traced(job.configs[0]))
-        return federation.form(state)
-
-    start = min(start, job.rounds - 1)
-    of_cohort, score_key = (
-        window.around(job.federation, cohort_of(job, start)),
-        key if job.score_cohort else None,
-    )
-    federation, cohort, conditions = window.round_on(of_cohort, conditions_of(job, start, start + 1))
-    yield job.programs.rounds, (key, form(federation), federation, cohort, score_key, conditions)
-    part = in_parts(job.federation, 0, job.rounds)[0]
-    of_cohort = window.around(job.federation, part)
-    for program in job.programs.received, job.programs.personal:
-        yield program, (key, form(of_cohort.federation), of_cohort.federation, of_cohort.cohort)
+    part = in_parts(federation, 0, job.rounds)[0]
+    scored = state, federation, part
+    if job.on_host:
+        of_part = window.around(federation, part)
+        scored = state_of(of_part.federation), of_part.federation, of_part.cohort
+    yield programs.received, (key, *scored)
+    yield programs.personal, (key, *scored)
+    if programs.prepare and start == 0:
+        yield programs.prepare, (key, state, federation, _members(job))
 
 
 def depends_on_length(job: Job, rounds: int) -> bool:

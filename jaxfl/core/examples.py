@@ -68,6 +68,7 @@ def own_rows(client: Client, hyper) -> Examples:
     federation: Federation = client.federation
     wire, transform, privacy = federation.wire, augmentation(hyper.augment), None
     poison = wire and wire.poison
+    lies = poison and wire.is_attacker(client)
     if isinstance(client.rows, _Sealed):
         client, privacy = dataclasses.replace(client, rows=client.rows._content), wire.rows
 
@@ -78,10 +79,12 @@ def own_rows(client: Client, hyper) -> Examples:
 
         def changed(images):
             images = transform(augmented, images)
-            return poison.images(poisoned, client, images) if poison else images
+            return jnp.where(lies, poison.images(poisoned, client, images), images) if poison else images
 
         batch = federation.batch(client, position, mask, changed)
-        return batch._replace(y=poison.labels(poisoned, client, batch.y)) if poison else batch
+        if not poison:
+            return batch
+        return batch._replace(y=jnp.where(lies, poison.labels(poisoned, client, batch.y), batch.y))
 
     return Examples(client.size, client.rows.shape[0], take, privacy)
 

@@ -126,8 +126,7 @@ def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], 
 def explained(federation: Federation | None = None) -> Iterator[None]:
     """Turn an out-of-memory error into one sentence that names the option to change.
 
-    Args:
-      federation: the one in training; None while it is put on the devices.
+    There is no federation yet while it is put on the devices.
 
     Raises:
       JaxflError: if a device's memory is exhausted.

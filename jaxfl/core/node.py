@@ -67,13 +67,7 @@ class Node:
         return kept_by(self.averaged, self.state, 0)
 
     def train(self, sent: Arrays, kept: Arrays, t: int, rounds: int) -> Trained:
-        """Run the client's round.
-
-        Args:
-          sent: what the server sends.
-          kept: what the client has kept.
-          t: number of the round, from 0.
-          rounds: of the whole run.
+        """Run round `t`, from 0, of `rounds`, given what the server sends and what the client has kept.
 
         Raises:
           JaxflError: if these are not the arrays of this method and network.

@@ -29,14 +29,9 @@ class NoisySteps(NamedTuple):
 
 
 def noisy_steps(algorithm: Algorithm, key, hyper: Any, federation: Federation, cohorts: Cohort) -> NoisySteps:
-    """Count noisy steps.
+    """Count a method's noisy steps in the cohorts of all rounds.
 
-    Args:
-      algorithm: the method.
-      key: any.
-      hyper: its options, traced.
-      federation: all clients.
-      cohorts: of all rounds; leaves have a leading axis.
+    Its options are traced, and the key is any.
     """
     members = [~np.asarray(group.newcomer) for group in federation.groups]
     everyone = these_clients(federation, members, cohorts.rounds, among_all=True)

@@ -123,21 +123,22 @@ def at_rate(one_round: Step, factor) -> Step:
     method's options.
     """
 
+    def times(hyper):
+        rates = {name: rate * factor for name, rate in _rates(hyper).items() if rate is not None}
+        return dataclasses.replace(hyper, **rates)
+
     def scaled(state):
-        found = [leaf for leaf in jax.tree.leaves(state, is_leaf=is_options) if is_options(leaf)]
-        if not found:
+        if not any(map(is_options, jax.tree.leaves(state, is_leaf=is_options))):
             raise JaxflError(
                 "--schedule finds no learning rates: the method's state lacks the options (hyper) that its "
                 "init is given; keep them in it."
             )
-        return jax.tree.map(
-            lambda leaf: _times(leaf, factor) if is_options(leaf) else leaf, state, is_leaf=is_options
-        )
+        return jax.tree.map(lambda leaf: times(leaf) if is_options(leaf) else leaf, state, is_leaf=is_options)
 
     def of_round(key, state, federation, cohort):
         after, info = one_round(key, scaled(state), federation, cohort)
         kept = jax.tree.map(
-            lambda before, now: _with_rates_of(before, now) if is_options(before) else now,
+            lambda before, now: dataclasses.replace(now, **_rates(before)) if is_options(before) else now,
             state,
             after,
             is_leaf=is_options,
@@ -152,13 +153,6 @@ def is_options(leaf: Any) -> bool:
     return isinstance(leaf, Training)
 
 
-def _with_rates_of(before: Training, now: Training) -> Training:
-    rates = client_rates(type(before))
-    return dataclasses.replace(now, **{name: getattr(before, name) for name in rates})
-
-
-def _times(hyper: Training, factor) -> Training:
-    rates = {name: getattr(hyper, name) for name in client_rates(type(hyper))}
-    return dataclasses.replace(
-        hyper, **{name: rate * factor for name, rate in rates.items() if rate is not None}
-    )
+def _rates(hyper: Training) -> dict[str, Any]:
+    """Return the clients' learning rates among a method's options, by name."""
+    return {name: getattr(hyper, name) for name in client_rates(type(hyper))}

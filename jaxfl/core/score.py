@@ -54,13 +54,7 @@ class Places(NamedTuple):
 
 
 def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> PerGroup:
-    """Score predictors on their clients' test and validation rows.
-
-    Args:
-      predictors: one `Predictor` per group, for the cohort's clients.
-      key: of the round.
-      federation: the clients.
-      cohort: the clients to score.
+    """Score a cohort's predictors, one per group, on their clients' test and validation rows.
 
     Returns:
       Per group a `Score`; an empty place has 0 rows.
@@ -71,13 +65,8 @@ def score(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> 
 def score_functions(functions: Mapping[int, Callable], federation: Federation, cohort: Cohort) -> PerGroup:
     """Score functions that cannot be part of a program, such as networks that a host step has assembled.
 
-    Args:
-      functions: {client id: ``images (n, ...) -> scores (n, outputs)``}.
-      federation: the clients.
-      cohort: those to score, with NumPy arrays; a client without a function has no finite score.
-
-    Returns:
-      See `score`.
+    They are {client id: ``images (n, ...) -> scores (n, outputs)``}. A client without one has no finite
+    score. The cohort has NumPy arrays. For what is returned see `score`.
     """
 
     def given(group, slots, rows):
@@ -132,15 +121,9 @@ def _finite(scores) -> jax.Array:
 
 
 def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohort, rows, sizes) -> PerGroup:
-    """Return what clients' models say of some rows.
+    """Return what a cohort's predictors, one per group, say of some rows.
 
-    Args:
-      predictors: one `Predictor` per group, for the cohort's clients.
-      key: of the round.
-      federation: all clients.
-      cohort: those that predict.
-      rows: per group (k, m) int32, padded.
-      sizes: per group (k,) int32, numbers of real rows.
+    Rows are per group (k, m) int32, padded, of which `sizes` (k,) int32 are real.
 
     Returns:
       Per group the task's answer, leaves (k, m, ...), such as the output with the largest score, and (k, m)
@@ -169,13 +152,7 @@ def predictions(predictors: PerGroup, key, federation: Federation, cohort: Cohor
 
 
 def likelihoods(predictors: PerGroup, key, federation: Federation, cohort: Cohort) -> PerGroup:
-    """Return what clients' models say of their rows, for scores that need more than the largest output.
-
-    Args:
-      predictors: one `Predictor` per group, for the cohort's clients.
-      key: of the round.
-      federation: the clients.
-      cohort: those that predict.
+    """Return what a cohort's predictors say of their rows, for scores that need more than the largest output.
 
     Returns:
       Per group ((k, m, outputs), (k, v, outputs)) float: logarithms of probabilities, see `Task.logs`, on
@@ -214,12 +191,7 @@ def _its_own(rows, sizes) -> Places:
 
 
 def _dealt(rows, sizes) -> Places:
-    """Deal the rows of all clients to their places in equal numbers of full batches.
-
-    Args:
-      rows: (k, m) int32, padded.
-      sizes: (k,) int32, number of real rows.
-    """
+    """Deal the rows of all clients to their places in equal numbers of full batches."""
     k, m = rows.shape
     batch = min(SWEPT, m)
     width = -(-m // batch) * batch

@@ -100,12 +100,9 @@ def local_optimizer(
     optimizer: optax.GradientTransformation | None = None,
     correction: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
-    """Return the optimiser of local training, or another one, after clipping if `hyper` asks for it.
+    """Return the optimiser that `hyper` names, or another one, after clipping if `hyper` asks for it.
 
-    Args:
-      hyper: the optimiser's name, its rates, and the largest norm of a gradient.
-      optimizer: used instead of the one that `hyper` names.
-      correction: a change of the gradients after clipping.
+    The correction is a change of the gradients after clipping.
     """
     clip = None if hyper.clip_norm is None else optax.clip_by_global_norm(hyper.clip_norm)
     return optax.chain(*filter(None, (clip, correction)), optimizer or OPTIMIZERS[hyper.optimizer](hyper))
@@ -354,11 +351,7 @@ def descend(
 
 
 def _check_loss(loss: Callable, found: Any, stats: Any, tally: Any) -> None:
-    """Raise `JaxflError` if a loss does not return what `descend` needs.
-
-    Raises:
-      JaxflError: naming the loss's file and line.
-    """
+    """Raise `JaxflError`, naming file and line, if a loss does not return what `descend` needs."""
     parts = ("value", "statistics") if tally is None else ("value", "statistics", "observed")
     if not isinstance(found, tuple) or len(found) != len(parts):
         raise JaxflError(f"{line_of(loss)}: a loss must return ({', '.join(parts)}) and nothing else.")

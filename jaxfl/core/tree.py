@@ -118,7 +118,7 @@ def mean_of_holders(sums, counts, old, least: float = 1):
 
 
 def where(condition, new, old):
-    """Return `new` if `condition`, a () bool, is True, else `old`."""
+    """Return `new` if `condition`, a () bool or one that fits all leaves, is True, else `old`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 

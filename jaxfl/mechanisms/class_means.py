@@ -18,6 +18,7 @@ from jaxfl.core.examples import sweep
 from jaxfl.data.federation import Client, Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import wire
+from jaxfl.mechanisms.public_images import require_unified
 from jaxfl.models.model import Model, Weights
 from jaxfl.tasks import require_classes
 
@@ -54,12 +55,7 @@ def require(federation: Federation) -> None:
             f"{found}; give each of --models the same number, such as features={least} (networks of your own "
             "are built with as many as you write)."
         )
-    if not federation.unified:
-        raise JaxflError(
-            "The method compares clients' class means, but every client numbers classes differently under "
-            "--labels independent or permuted; leave --labels out (a saved "
-            "partition keeps the labels that it was divided with)."
-        )
+    require_unified(federation, "class means")
 
 
 def require_vectors(model: Model) -> None:
@@ -118,12 +114,10 @@ def of_client(key, weights: Weights, client: Client) -> ClassMeans:
 
 
 def over_clients(means: PerGroup, before: ClassMeans, uniform: bool) -> ClassMeans:
-    """Return g_c over the clients of all groups.
+    """Return g_c over the clients of all groups, whose means are per group (k_g, ...).
 
-    Args:
-      means: per group `ClassMeans` (k_g, ...).
-      before: means for the classes that no client has.
-      uniform: whether all clients that have a class weigh the same, not by their rows of it.
+    Classes that no client has keep the mean `before`. If `uniform`, all clients that have a class weigh the
+    same, not by their rows of it.
     """
 
     def sums(of_group):

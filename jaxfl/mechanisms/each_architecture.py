@@ -35,24 +35,14 @@ def each_architecture(one: Algorithm) -> Algorithm:
             "each_architecture(...)._replace(host=host)."
         )
 
-    @functools.cache
-    def predicts(f):
+    @functools.cache  # `personal` may be `receive`, which saves a program
+    def lifted(f, join):
         @functools.wraps(f)
         def of_all(key, state, federation, cohort):
             if federation.alone:
                 return f(key, state, federation, cohort)
-            return tuple(f(key, *apart) for apart in _each(state, federation, cohort))
-
-        return of_all
-
-    def steps(f):
-        @functools.wraps(f)
-        def of_all(key, state, federation, cohort):
-            if federation.alone:
-                return f(key, state, federation, cohort)
-            done = [f(key, *apart) for apart in _each(state, federation, cohort)]
-            states, infos = zip(*done, strict=True)
-            return _joined(states), _reported(infos, federation)
+            apart = enumerate(_apart(state))
+            return join([f(key, own, federation.only(g), cohort.only(g)) for g, own in apart], federation)
 
         return of_all
 
@@ -62,24 +52,29 @@ def each_architecture(one: Algorithm) -> Algorithm:
             return one.init(key, federation, hyper)
         return _joined([one.init(key, federation.only(g), hyper) for g in range(len(federation.groups))])
 
-    step = steps(one.step)
+    step = lifted(one.step, _done)
     same = one.averaged and one.averaged.step is one.step  # else `averaged` describes another method
     return Algorithm(
         init,
-        predicts(one.receive),
+        lifted(one.receive, _predictors),
         step,
-        predicts(one.personal),
+        lifted(one.personal, _predictors),
         matrices=one.matrices and _of_state(one.matrices, _block_diagonal),
         embeddings=one.embeddings and _of_state(one.embeddings, tuple),
-        prepare=one.prepare and steps(one.prepare),
+        prepare=one.prepare and lifted(one.prepare, _done),
         averaged=one.averaged._replace(step=step) if one.averaged and same else None,
         wire=one.wire,
     )
 
 
-def _each(state, federation, cohort) -> list[tuple]:
-    """Return (state, federation, cohort) of each group."""
-    return [(s, federation.only(g), cohort.only(g)) for g, s in enumerate(_apart(state))]
+def _predictors(found, federation) -> tuple:
+    return tuple(found)
+
+
+def _done(found, federation) -> tuple:
+    """Return the state and the report of all groups after a step, given those of each."""
+    states, infos = zip(*found, strict=True)
+    return _joined(states), _reported(infos, federation)
 
 
 def _is_state(field) -> bool:

@@ -25,7 +25,7 @@ from jaxfl.core.examples import own_rows, public_rows
 from jaxfl.core.protocol import Algorithm, Info, Step
 from jaxfl.core.traffic import sent_down
 from jaxfl.core.training import OPTIMIZERS, Training, descend, task_loss
-from jaxfl.data.federation import NOBODY, Federation, PerGroup
+from jaxfl.data.federation import NOBODY, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import ensembles, own_models, public_images, wire
 from jaxfl.mechanisms.losses import absolute_error, distillation
@@ -104,23 +104,13 @@ class RoundPredictions(NamedTuple):
     s: jax.Array
 
 
-def remember(matrix, seen: RoundPredictions, hyper):
-    """Return the matrix of how clients taught each other when they last met."""
-    return put_pairs(matrix, seen.i, seen.i, seen.c)
-
-
-def nobody_has_met(federation: Federation) -> jax.Array:
-    """Return a matrix (N, N) of zeros."""
-    return jnp.zeros((federation.clients, federation.clients))
-
-
 def exchanging(
     config: Exchange,
     *,
     weigh: Callable,
     teach: Callable = lambda c, s, hyper: tree.weighted_sum(c, s),
-    start: Callable[[Federation], jax.Array] = nobody_has_met,
-    learn: Callable = remember,
+    start: Callable = lambda federation: jnp.zeros((federation.clients, federation.clients)),
+    learn: Callable = lambda matrix, seen, hyper: put_pairs(matrix, seen.i, seen.i, seen.c),
     resend: bool = False,
     signal: Signal = SOFT_PREDICTIONS,
     findings: Callable = lambda matrix, seen, federation: {},
@@ -133,8 +123,9 @@ def exchanging(
       weigh: ``(matrix, i, s, hyper) -> C`` (k, k) for the clients of the round; its rows sum to 1.
       teach: ``(c (..., k), s (k, R, outputs), hyper) -> t (..., R, outputs)``, what clients learn whose
         teachers weigh c; by default the weighted mean.
-      start: ``federation -> matrix`` before the first round; by default nobody has taught yet.
-      learn: ``(matrix, RoundPredictions, hyper) -> matrix``, the server's step.
+      start: ``federation -> matrix`` (N, N) before the first round; by default nobody has taught yet.
+      learn: ``(matrix, RoundPredictions, hyper) -> matrix``, the server's step; by default the matrix says
+        how clients taught each other when they last met.
       resend: whether `learn` needs predictions of the distilled models, which clients then send, too.
       signal: the message that clients exchange, and its loss.
       findings: ``(matrix, RoundPredictions, federation) -> findings`` of the round, see `Info.findings`.
@@ -195,18 +186,15 @@ def exchanging(
         clients = federation.participants.sum()
         seen = RoundPredictions(i, share, clients, c, t, jnp.concatenate(after) if resend else s)
         matrix = learn(state.matrix, seen, hyper)
-        prediction = s[0].size
 
         def every(message):
             return (message,) * len(federation.groups)
 
+        up = wire.up(federation, cohort, every(jax.ShapeDtypeStruct(s.shape[1:], s.dtype)))
         return State(hyper, scatter(state.weights, cohort, weights), matrix), Info(
             loss,
-            up=per_group(
-                lambda units: {1 + resend: units} if resend else units,
-                wire.up(federation, cohort, every(jax.ShapeDtypeStruct(s.shape[1:], s.dtype))),
-            ),
-            down=sent_down(cohort, every(prediction + len(rows))),
+            up=per_group(lambda units: {2: units}, up) if resend else up,
+            down=sent_down(cohort, every(s[0].size + len(rows))),
             findings=findings(matrix, seen, federation),
             trained=own_models.predictors(learnt),
             teacher=teacher,
@@ -216,15 +204,12 @@ def exchanging(
     def mixed(task, logits, hyper, c):
         return teach(c, signal.encode(task, logits, hyper), hyper)
 
-    def matrices(state):
-        return {"teachers": state.matrix}
-
     return Algorithm(
         init,
         own_models.personal,
         step,
         own_models.personal,
-        matrices=matrices,
+        matrices=lambda state: {"teachers": state.matrix},
         prepare=prepare,
         wire=("messages", "rows"),
     )

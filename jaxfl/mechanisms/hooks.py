@@ -20,25 +20,22 @@ from jaxfl.models.model import Weights
 Form = Callable[..., str]
 
 
-def anything(made: Any, *_) -> str:
-    """Accept what a hook returns."""
-    return ""
-
-
-def expect(what: str, hook: Callable, *arguments: str, form: Form = anything) -> Callable:
+def expect(what: str, hook: Callable, *arguments: str, form: Form | None = None) -> Callable:
     """Return a hook whose results are checked.
 
     Args:
       what: the hook's name.
       hook: perhaps the user's own.
       *arguments: names of what it is called with.
-      form: what it must return.
+      form: what it must return; by default anything.
 
     Raises:
       JaxflError: with the hook's line, if it takes other arguments; the hook raises it if its result does not
         have the form.
     """
     require_call(what, hook, *arguments)
+    if form is None:
+        return hook
 
     def checked(*given):
         made = hook(*given)

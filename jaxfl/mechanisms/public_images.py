@@ -27,11 +27,16 @@ def require(federation: Federation) -> None:
             "The method needs public images, but the federation has none; add --public held-out or a data "
             "set."
         )
+    require_unified(federation, "predictions on public images")
+
+
+def require_unified(federation: Federation, what: str) -> None:
+    """Refuse a federation whose clients' `what` cannot be compared: each numbers its classes differently."""
     if not federation.unified:
         raise JaxflError(
-            "The method compares clients' predictions on public images, but every client numbers classes "
-            "differently under --labels independent or permuted; leave --labels out (a saved "
-            "partition keeps the labels that it was divided with)."
+            f"The method compares clients' {what}, but every client numbers classes differently under "
+            "--labels independent or permuted; leave --labels out (a saved partition keeps the labels that "
+            "it was divided with)."
         )
 
 
@@ -50,12 +55,9 @@ def require_for_server(federation: Federation, models: Iterable[Model], bn_stats
 
 
 def subset(key, federation: Federation, size: int):
-    """Draw the public images of a round without replacement.
+    """Draw the public images of a round without replacement; all if there are fewer than `size`.
 
-    Args:
-      key: key of the round; the draw uses a separate stream.
-      federation: holds the public images.
-      size: number of images; all if there are fewer.
+    The key is that of the round; the draw uses a separate stream.
 
     Returns:
       (R,) int32, rows of the federation's images.

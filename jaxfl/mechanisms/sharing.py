@@ -376,8 +376,8 @@ def sharing(
         trained = Predictor(None, tree.combine(shared, kept), predict)
         return state, made.told(Info(loss, up, sent_down(cohort, common), trained=trained, idle=idle))
 
+    one = Algorithm(init, receive, step, receive, averaged=memory.averaged(step), wire=WIRE)
     if tune is None:
-        one = Algorithm(init, receive, step, receive, averaged=memory.averaged(step), wire=WIRE)
         return each_architecture(one)
 
     tune = expect("tune", tune, "key", "participant", form=hooks.trained)
@@ -389,4 +389,4 @@ def sharing(
         tunes, common, own = participating(client, state, cohort)
         return Predictor(None, map_clients(tunes, key, federation, cohort, common, own), predict)
 
-    return each_architecture(Algorithm(init, receive, step, tuned, averaged=memory.averaged(step), wire=WIRE))
+    return each_architecture(one._replace(personal=tuned))

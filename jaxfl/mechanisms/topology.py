@@ -27,11 +27,7 @@ from jaxfl.mechanisms.mixing import ids, ids_of, pairs
 
 
 def require_links(federation: Federation) -> None:
-    """Refuse a federation in which nobody is linked.
-
-    Raises:
-      JaxflError: if there is no graph.
-    """
+    """Raise `JaxflError` if nobody is linked."""
     if not federation.links.size:
         raise JaxflError("The method has no server and needs links between clients; add --topology complete.")
 

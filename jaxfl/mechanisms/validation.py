@@ -9,15 +9,12 @@ from jaxfl.models.model import Weights
 
 
 def require(federation: Federation, what: str, otherwise: str = "") -> None:
-    """Refuse clients without validation rows.
+    """Raise `JaxflError` if clients have no validation rows.
 
     Args:
       federation: the clients.
       what: start of the error's sentence: what is done with these rows.
       otherwise: its end: what else the user may do.
-
-    Raises:
-      JaxflError: if clients have none.
     """
     if not federation.validates:
         raise JaxflError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
-from jaxfl.core.final_weights import final_weights
+from jaxfl.core.deploy import final_weights
 from jaxfl.data import npz, saved_partition
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError

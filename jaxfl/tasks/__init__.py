@@ -71,14 +71,6 @@ def meant(name: str, labels: np.ndarray | None, task: str) -> Task:
 
 
 def require_classes(task: Task, why: str) -> None:
-    """Refuse a task without classes.
-
-    Args:
-      task: the task.
-      why: what needs them, the beginning of a sentence.
-
-    Raises:
-      JaxflError: if labels are not classes.
-    """
+    """Raise `JaxflError` unless labels are classes; `why` begins its sentence with what needs them."""
     if task is not CLASSES:
         raise JaxflError(f"{why} needs classes, but the labels are for {task.name}: {task.what}.")

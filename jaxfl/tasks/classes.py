@@ -9,7 +9,7 @@ import optax
 
 from jaxfl.errors import JaxflError
 from jaxfl.tasks import class_rows
-from jaxfl.tasks.task import Metric, Task
+from jaxfl.tasks.task import Metric, Task, ratio
 
 
 class Counts(NamedTuple):
@@ -60,7 +60,7 @@ def macro_f1(right: np.ndarray, rows: np.ndarray, predicted: np.ndarray) -> np.n
     array([0.4])
     """
     either = rows + predicted
-    f1 = np.divide(2 * right, either, out=np.zeros(right.shape), where=either > 0)
+    f1 = ratio(2 * right, either, 0.0)
     astray = predicted.sum(1) < rows.sum(1)  # one class more that is only predicted
     return f1.sum(1) / ((either > 0).sum(1) + astray)
 
@@ -131,12 +131,7 @@ CLASSES = Task(
     says="Output k stands for the class `classes[k]` of {dataset}, listed in the metadata of the file; -1 "
     "means none.",
     code='labels = np.array(about["classes"])[scores.argmax(1)]',
-    per_output=lambda counts: np.divide(
-        counts.right.sum(0),
-        counts.rows.sum(0),
-        out=np.full(counts.rows.shape[1], np.nan),
-        where=counts.rows.sum(0) > 0,
-    ),
+    per_output=lambda counts: ratio(counts.right.sum(0), counts.rows.sum(0)),
     rows=class_rows.rows_of,
     confusion=class_rows.confusion,
 )

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from jaxfl.errors import JaxflError
-from jaxfl.tasks.task import Metric, Task
+from jaxfl.tasks.task import Metric, Task, ratio
 
 
 class Found(NamedTuple):
@@ -30,15 +30,10 @@ def _count(labels, relabel, std, answers, real) -> Found:
     return Found(*(which.sum(1, dtype=jnp.int32) for which in (has & said, has, said)))
 
 
-def _ratio(right: np.ndarray, either: np.ndarray, nothing: float) -> np.ndarray:
-    """Return F1 = 2 right / (rows + predicted), `nothing` where there is no such row."""
-    return np.divide(2 * right, either, out=np.full(right.shape, nothing), where=either > 0)
-
-
 def micro_f1(found: Any) -> np.ndarray:
     """Return each client's F1 over all labels and rows, (n,); 0 if no row has or is said to have a label."""
     right, rows, predicted = (part.sum(1) for part in found)
-    return _ratio(right, rows + predicted, 0.0)
+    return ratio(2 * right, rows + predicted, 0.0)
 
 
 def macro_f1(found: Any) -> np.ndarray:
@@ -46,14 +41,8 @@ def macro_f1(found: Any) -> np.ndarray:
 
     NaN for a client without any. It is scikit-learn's with ``zero_division=numpy.nan``.
     """
-    f1 = _ratio(found.right, found.rows + found.predicted, np.nan)
-    known = ~np.isnan(f1)
-    return np.divide(
-        np.where(known, f1, 0).sum(1),
-        known.sum(1),
-        out=np.full(len(f1), np.nan),
-        where=known.any(1),
-    )
+    either = found.rows + found.predicted
+    return ratio(ratio(2 * found.right, either, 0.0).sum(1), (either > 0).sum(1))
 
 
 def average_precision(rows: tuple[np.ndarray, np.ndarray]) -> float:
@@ -145,5 +134,5 @@ LABELS = Task(
     chance=chance,
     logs=jax.nn.log_sigmoid,
     rows=lambda labels, relabel, logs: (labels, logs),
-    per_output=lambda counts: _ratio(counts.right.sum(0), (counts.rows + counts.predicted).sum(0), np.nan),
+    per_output=lambda counts: ratio(2 * counts.right.sum(0), (counts.rows + counts.predicted).sum(0)),
 )

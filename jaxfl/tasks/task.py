@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
+import numpy as np
 
 
 class Metric(NamedTuple):
@@ -33,6 +34,11 @@ class Metric(NamedTuple):
     def key(self) -> str:
         """Its name in records."""
         return self.name.replace("-", "_")
+
+
+def ratio(part, whole, nothing: float = np.nan) -> np.ndarray:
+    """Return part / whole of counts, `nothing` where the whole is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), nothing), where=whole > 0)
 
 
 class Task(NamedTuple):

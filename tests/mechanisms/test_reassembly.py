@@ -21,7 +21,7 @@ from jaxfl.algorithms.reassembly.cmsr import (
 from jaxfl.algorithms.reassembly.pfedhr import candidate, candidates, draw
 from jaxfl.mechanisms.reassembly.grouping import ITERATIONS, kmeans, kmedoids
 from jaxfl.mechanisms.reassembly.matching import match
-from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool
+from jaxfl.mechanisms.reassembly.networks import BlockRef, Pool
 from jaxfl.mechanisms.reassembly.signatures import cka, features, gram, signatures, similarity
 
 seeds = st.integers(0, 2**32 - 1)

@@ -238,7 +238,7 @@ def test_a_client_may_send_nothing():
     """As under `local`."""
     transforms = [*COMPRESSIONS.values(), SignFlip, Noise, Scale]
     assert all(of()(KEY, {}) == {} for of in transforms)
-    assert Gaussian().noisy(KEY, Gaussian().clipped({})) == {}
+    assert Gaussian().noisy(KEY, clipped({}, 1.0)) == {}
 
 
 def test_clipping_scales_the_whole_message_and_only_down():

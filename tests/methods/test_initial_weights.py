@@ -20,7 +20,7 @@ from conftest import (
 )
 
 from jaxfl.core import tree
-from jaxfl.core.final_weights import of_clients
+from jaxfl.core.deploy import of_clients
 from jaxfl.core.job import traced
 from jaxfl.core.protocol import Predictor
 from jaxfl.models.named import ClientWeights

@@ -41,7 +41,7 @@ from jaxfl.data.federation import Batch
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms import reassembly
 from jaxfl.mechanisms.reassembly import assembly, server, stitching, teachers, tuning
-from jaxfl.mechanisms.reassembly.networks import Network, blocks_of, networks, references, weights_of
+from jaxfl.mechanisms.reassembly.networks import Network, Pool, blocks_of, networks, references, weights_of
 from jaxfl.mechanisms.reassembly.parts import (
     Part,
     gradient,
@@ -51,13 +51,11 @@ from jaxfl.mechanisms.reassembly.parts import (
     run_all,
     train,
 )
-from jaxfl.mechanisms.reassembly.pool import Pool
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.server import assembled, logits_of, take_apart, timed, tuned
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.mechanisms.reassembly.teachers import State, from_teacher
-from jaxfl.mechanisms.reassembly.tuning import Images
-from jaxfl.mechanisms.reassembly.views import view
+from jaxfl.mechanisms.reassembly.tuning import Images, view
 from jaxfl.models import zoo
 from jaxfl.registry import METHODS
 

@@ -10,7 +10,7 @@ Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized
     similarity -> groups of blocks                                      `grouping`
     groups -> candidates, sequences of blocks                           each method's own
     blocks -> layers with stitches between them -> a network            `assembly`, `stitching`
-    public images -> a network's stitches, or all of it, trained        `tuning`, `views`, `parts`, `seen`
+    public images -> a network's stitches, or all of it, trained        `tuning`, `parts`, `seen`
     logits of a client's model and of candidates -> which one           `matching`, or a method's own
     the chosen one's logits -> the client's state -> local training     `teachers`
 
@@ -18,9 +18,9 @@ Wang et al. 2024, "Controllable Heterogeneous Model Aggregation for Personalized
 """
 
 from jaxfl.mechanisms.reassembly.matching import match
+from jaxfl.mechanisms.reassembly.networks import BlockRef, Pool, describe
 from jaxfl.mechanisms.reassembly.parts import every_part, is_stitch
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
-from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool, describe
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.server import Server, logits_of, size, timed, tuned
 from jaxfl.mechanisms.reassembly.teachers import Teacher, learning_from_teachers

@@ -9,9 +9,8 @@ import numpy as np
 
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly import stitching
-from jaxfl.mechanisms.reassembly.networks import Network
+from jaxfl.mechanisms.reassembly.networks import BlockRef, Network
 from jaxfl.mechanisms.reassembly.parts import Chain, Part, counted
-from jaxfl.mechanisms.reassembly.pool import BlockRef
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.stitching import Stitch
 from jaxfl.models.model import Weights

@@ -20,12 +20,10 @@ def mean_cosine(own: np.ndarray, other: np.ndarray) -> float:
 def match(own: np.ndarray, candidates: Sequence[np.ndarray]) -> tuple[int, np.ndarray]:
     """Choose a client's teacher: the candidate whose logits are most similar to those of its model.
 
-    Args:
-      own: (n, C), logits of the client's model on the public images.
-      candidates: S arrays (n, C), logits of its candidates after stitching.
+    Logits (n, C) are those on the public images, of candidates after stitching.
 
     Returns:
-      The candidate's number, the first of equals, and alpha (S,), the similarities of all.
+      The candidate's number, the first of equals, and alpha (S,), the similarities of all S candidates.
     """
     alpha = np.array([mean_cosine(own, logits) for logits in candidates])
     return int(alpha.argmax()), alpha

@@ -17,7 +17,6 @@ from jaxfl.core.protocol import Cohort
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.reassembly.parts import Chain, Part
-from jaxfl.mechanisms.reassembly.pool import BlockRef
 from jaxfl.models.model import Model, Weights
 
 
@@ -118,6 +117,29 @@ def weights_of(network: Network, index: int) -> Weights:
     return Weights(params, stats)
 
 
+class BlockRef(NamedTuple):
+    """Block B_{m,r}: its origin and its properties, without its weights."""
+
+    client: int  # m, the client whose model it is part of
+    index: int  # r, its place in that model, from 0
+    kind: str  # "conv" or "fc"
+    group: int  # k, the functionality group G_k that it belongs to
+    parameters: int  # number of its parameters
+    input_shape: tuple[int, ...]  # of one example, (h, w, c) or (d,)
+    output_shape: tuple[int, ...]  # of one example
+
+
+class Pool(NamedTuple):
+    """All blocks that may be put together in a round."""
+
+    blocks: tuple[BlockRef, ...]  # B of them, in any order
+    similarity: np.ndarray  # (B, B), similarity of two blocks, in the order of `blocks`; see `signatures`
+
+    def own(self, client: int) -> tuple[BlockRef, ...]:
+        """Return the blocks of a client's model, from first to last."""
+        return tuple(sorted((b for b in self.blocks if b.client == client), key=lambda b: b.index))
+
+
 def references(all_networks: Sequence[Network], labels: np.ndarray) -> tuple[BlockRef, ...]:
     """Return references to all blocks, network by network; labels (B,) are their groups."""
     blocks = ((network, r, block) for network in all_networks for r, block in enumerate(network.blocks))
@@ -133,6 +155,11 @@ def references(all_networks: Sequence[Network], labels: np.ndarray) -> tuple[Blo
         )
         for (network, r, block), label in zip(blocks, labels, strict=True)
     )
+
+
+def describe(blocks: Sequence[BlockRef]) -> list[dict]:
+    """Return blocks in their order, for JSON."""
+    return [block._asdict() for block in blocks]
 
 
 class Look(NamedTuple):

@@ -61,12 +61,8 @@ def counted(function: Wrapped, *args) -> Any:
 def in_parts(function: Wrapped, *static) -> Callable:
     """Return a function that runs part by part: the jitted functions that it calls, and not it, are compiled.
 
-    Args:
-      function: the function, jitted only because JAX then remembers its traces.
-      *static: its first arguments, which are static.
-
-    Returns:
-      A function of the others, of one shape in all calls; their operations are counted as by `counted`.
+    The function is jitted only because JAX then remembers its traces; its first arguments are static. What is
+    returned takes the others, of one shape in all calls; their operations are counted as by `counted`.
     """
     traced = None
 

@@ -24,7 +24,9 @@ from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.machine.memory_maps import crowded
 from jaxfl.mechanisms.reassembly import assembly, grouping, parts, tuning
 from jaxfl.mechanisms.reassembly.networks import (
+    BlockRef,
     Network,
+    Pool,
     look,
     networks,
     on_one_device,
@@ -32,7 +34,6 @@ from jaxfl.mechanisms.reassembly.networks import (
     taken_places,
 )
 from jaxfl.mechanisms.reassembly.parts import Chain, Part
-from jaxfl.mechanisms.reassembly.pool import BlockRef, Pool
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
 from jaxfl.mechanisms.reassembly.seen import Seen
 from jaxfl.mechanisms.reassembly.signatures import signatures, similarity

@@ -147,13 +147,7 @@ def learning_from_teachers(
 def from_teacher(model, teacher_logits, lam):
     """Return the loss CE + lam KL(softmax teacher || softmax student), or the task's in their place.
 
-    Args:
-      model: the student.
-      teacher_logits: (m, outputs), on the client's training rows.
-      lam: (), weight of KL; 0 without a teacher.
-
-    Returns:
-      ``(weights, batch, key) -> (value, stats)``, see `jaxfl.core.training.descend`.
+    The teacher's logits (m, outputs) are on the client's training rows; lam () is 0 without a teacher.
     """
     task = model.task
 

@@ -1,4 +1,4 @@
-"""Training data of assembled networks: public images with their labels, or two views of each."""
+"""Training data of assembled networks: public images with their labels, or two random views of each."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxfl.data.colour import grey, jittered, with_hue
 from jaxfl.data.federation import Federation
 from jaxfl.mechanisms.reassembly.networks import on_one_device
 from jaxfl.mechanisms.reassembly.parts import counted
 from jaxfl.mechanisms.reassembly.reassembly_options import Reassembly
-from jaxfl.mechanisms.reassembly.views import view
 from jaxfl.tasks import Task
 
 
@@ -85,11 +85,7 @@ def objective(
 ) -> tuple[Callable, Iterator]:
     """Return a loss, and the batches (x, target) that `parts.train` takes.
 
-    Args:
-      task: what labels are.
-      images: P images; with labels, perhaps after some parts of a network.
-      options: the method's options, with their rates.
-      drawn: which images, and which views of them, see `draws`.
+    They are of P images, with labels perhaps after some parts of a network, as `draws` has drawn them.
     """
     if options.labelled:
         return supervised(task), ((images.x[places], images.y[places]) for places, _ in drawn)
@@ -107,3 +103,44 @@ def two_views(key, images: Images):
 def _pairs_of_views(images: Images, options: Reassembly, places: np.ndarray, seed: int) -> tuple:
     views = counted(two_views, jax.random.key(seed), images._replace(x=images.x[places]))
     return views, (np.tile(np.arange(len(places), dtype=np.int32), 2), options.tau)
+
+
+def view(key, images: jax.Array) -> jax.Array:
+    """Draw a view of each image (B, H, W, C) with values in [0, 1]; only three channels have a hue.
+
+    Chen et al. 2020, "A simple framework for contrastive learning of visual representations" (SimCLR),
+    arXiv:2002.05709, appendix A, as the authors of pFedClub use it for small images: horizontal flip
+    (probability 0.5), a crop of 80 to 100 % of the area, colour jitter of strength 0.5 (0.8), grey (0.2). The
+    jitter changes brightness, contrast and saturation by factors between 1 - 0.8 / 2 and 1 + 0.8 / 2, and the
+    hue by up to 0.2 / 2 of its circle. Crops are square and the jitter's changes have one order; in the
+    authors' code both vary.
+    """
+    keys = jax.random.split(key, len(images))
+    return jax.vmap(_view)(keys, images)
+
+
+def _view(key, image):
+    flip, crop, hue, light, contrast, saturation, jitter, decolour = jax.random.split(key, 8)
+    image = jnp.where(jax.random.bernoulli(flip), image[:, ::-1], image)
+    image = _cropped(crop, image)
+
+    def factor(key):
+        return jax.random.uniform(key, (), image.dtype, 0.6, 1.4)
+
+    other = jnp.clip(jittered(image, factor(light), factor(contrast), factor(saturation)), 0, 1)
+    if image.shape[-1] == 3:
+        other = with_hue(other, jax.random.uniform(hue, (), image.dtype, -0.1, 0.1))
+    image = jnp.where(jax.random.bernoulli(jitter, 0.8), other, image)
+    return jnp.where(jax.random.bernoulli(decolour, 0.2), grey(image), image)
+
+
+def _cropped(key, image):
+    """Crop a square share of 80 to 100 % of the area, and resize it to the whole."""
+    area, place = jax.random.split(key)
+    height, width, channels = image.shape
+    side = jnp.sqrt(jax.random.uniform(area, (), image.dtype, 0.8, 1.0))
+    corner = (
+        jax.random.uniform(place, (2,), image.dtype) * (1 - side) * jnp.asarray((height, width), image.dtype)
+    )
+    scale = jnp.stack([1 / side, 1 / side])
+    return jax.image.scale_and_translate(image, image.shape, (0, 1), scale, -corner / side, "linear")

@@ -75,11 +75,8 @@ def of_rows(
 ) -> Callable[[int], dict[str, float | None]]:
     """Return a function of the rounds done that returns what `Accounting.after` does, for clients' rows.
 
-    Args:
-      privacy: noise multiplier and delta.
-      batch_size: B.
-      sizes: (N,) int, n, the rows of each client.
-      counted: the noisy steps of all clients, in the same order.
+    The batch size is B; `sizes` (N,) int are n, the rows of each client, and `counted` returns the noisy
+    steps of all clients in the same order.
 
     Raises:
       JaxflError: if `dp-accounting` is not installed.

@@ -6,8 +6,6 @@ One that poisons changes data. It has ``relabelled(relabel, classes)``, which re
 for all rows, or ``images(key, client, images)`` and ``labels(key, client, y)``, which change a mini-batch.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,18 +112,10 @@ ATTACKS = {
 }
 
 
-def poisons(attack: Any) -> bool:
-    """Return whether an attack changes what attackers train on, not what they send."""
-    return attack is not None and not callable(attack)
-
-
 def draw_attackers(newcomers: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Draw which clients are attackers, by id, (N,) bool: a share, rounded down, of those that take part.
 
-    Args:
-      newcomers: (N,) bool, clients that take part in no round, none of which is drawn.
-      share: of the others.
-      seed: of the partition.
+    Newcomers, (N,) bool, take part in no round, and none of them is drawn. The seed is that of the partition.
 
     Raises:
       JaxflError: if that is nobody.

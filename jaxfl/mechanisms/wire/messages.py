@@ -1,6 +1,7 @@
 """A message's way from its client to the server, where mechanisms let it pass."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,11 +19,7 @@ from jaxfl.mechanisms.wire.aggregation import clipped
 
 
 def require_no_noise(federation: Federation, what: str) -> None:
-    """Refuse noise on messages with `what`, a method or mechanism in which clients also tell their classes.
-
-    Raises:
-      JaxflError: saying so.
-    """
+    """Raise `JaxflError` if there is noise on messages with `what`, where clients also tell classes."""
     if federation.wire and federation.wire.privacy:
         raise JaxflError(
             f"--privacy gaussian covers messages, but with {what} a client also tells which classes it has; "
@@ -30,30 +27,27 @@ def require_no_noise(federation: Federation, what: str) -> None:
         )
 
 
+def with_known(f: Callable, known: Any, *trees: Any) -> Any:
+    """Map f over the parts of what the server knows and of trees; take the last tree's where that is None."""
+
+    def of_part(before, *parts):
+        return parts[-1] if before is None else f(before, *parts)
+
+    return jax.tree.map(of_part, known, *trees, is_leaf=lambda part: part is None)
+
+
 def away(message: Any, known: Any) -> Any:
     """Return a message minus what the server knows; a part of which it knows None is a change already."""
-
-    def of_part(before, now):
-        return now if before is None else now - before
-
-    return jax.tree.map(of_part, known, message, is_leaf=lambda part: part is None)
-
-
-def onto(known: Any, change: Any) -> Any:
-    """Undo `away`."""
-    parts = known, change
-    return jax.tree.map(lambda a, b: b if a is None else a + b, *parts, is_leaf=lambda part: part is None)
+    return with_known(lambda before, now: now - before, known, message)
 
 
 def _put_back(message: Any, known: Any, change: Any, arrives: Any) -> Any:
     """Undo `away` for what has arrived; an entry that arrives as it was sent is that of the message."""
 
     def of_part(before, whole, sent, got):
-        if before is None:
-            return got
         return jnp.where(got == sent, whole, before + got)  # before + sent may round otherwise
 
-    return jax.tree.map(of_part, known, message, change, arrives, is_leaf=lambda part: part is None)
+    return with_known(of_part, known, message, change, arrives)
 
 
 def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple[Any, Any, Any]:
@@ -65,7 +59,7 @@ def _arriving(key, client: Client, message: Any, known: Any, owed: Any) -> tuple
     change = arrives = away(message, known)
     keys = jax.random.split(jax.random.fold_in(key, WIRE), 3)
     if wire.privacy and wire.privacy.where == "client":
-        arrives = wire.privacy.noisy(keys[0], wire.privacy.clipped(arrives))
+        arrives = wire.privacy.noisy(keys[0], clipped(arrives, wire.privacy.clip))
     if wire.lies:
         arrives = tree.where(wire.is_attacker(client), wire.attack(keys[1], change), arrives)
     if wire.compress:
@@ -94,14 +88,7 @@ def sent(key, client: Client, message: Any, known: Any = None) -> Any:
 
 
 def heard(key, federation: Federation, cohort: Cohort, held: Any) -> Any:
-    """Return what others get of what a cohort's clients of one architecture hold, (k, ...) and the same form.
-
-    Args:
-      key: the round's key.
-      federation: of one group.
-      cohort: the clients that send.
-      held: one message per client (k, ...).
-    """
+    """Return what others get of what a cohort's clients of one architecture hold, (k, ...) as before."""
     if federation.wire is None:
         return held
 
@@ -142,9 +129,7 @@ def up_to(federation: Federation, receivers: jax.Array, message: Any) -> dict:
 def nothing_owed(federation: Federation, message: Any) -> Any:
     """Return what clients of one architecture owe at first, zeros (n, ...); None without error feedback.
 
-    Args:
-      federation: of one group.
-      message: ``() -> shapes`` of one client's message.
+    A client's message has the shapes that `message()` returns.
     """
     if not (federation.wire and federation.wire.feedback):
         return None
@@ -214,17 +199,10 @@ def averaged(
 ) -> Aggregated:
     """Average what clients of one architecture send, over the wire; without one, this is `map_and_sum`.
 
-    Args:
-      f: ``(key, client, shared, own) -> (outputs, message)``, for one client.
-      key: the round's key.
-      federation: of one group.
-      cohort: the clients to map over.
-      weights: (k,) float, 0 in an empty place; the mean divides them by their sum.
-      shared: what all clients receive.
-      own: leaves (k, ...), one entry per client.
-      known: what the server knows of a message already, see `sent`.
-      owed: what the cohort's clients owe (k, ...); None without error feedback.
-      clip: the clip norm (), if it adapts; else None.
+    So the arguments are those of `map_and_sum` for one group: `f` returns the outputs and the message of one
+    client, and the mean divides the weights (k,) by their sum. For what is `known` of a message already see
+    `sent`. The cohort's clients have `owed` (k, ...), None without error feedback. The clip norm is (), None
+    if it does not adapt.
     """
     wire = federation.wire
     if wire is None:
@@ -265,12 +243,7 @@ def _private(f, key, federation, cohort, present, shared, own, known) -> Aggrega
     (outputs, owed), mean = map_and_sum(f, key, federation, cohort, present / clients, shared, own)
     mean, within = mean if federation.wire.adapts else (mean, None)
     rest = (clients - present.sum()) / clients  # of the weights; what it weighs is what the server knows
-    mean = jax.tree.map(
-        lambda before, now: now if before is None else now + rest * before,
-        known,
-        mean,
-        is_leaf=lambda part: part is None,
-    )
+    mean = with_known(lambda before, now: now + rest * before, known, mean)
     noise_key = jax.random.fold_in(key, WIRE - 1 - number)
     drawn = privacy.noisy(noise_key, jax.tree.map(jnp.zeros_like, mean))
     mean = jax.tree.map(lambda leaf, noise: leaf + noise / clients, mean, drawn)

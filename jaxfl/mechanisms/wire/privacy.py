@@ -30,7 +30,6 @@ import optax
 
 from jaxfl.config.options import options, within
 from jaxfl.errors import JaxflError
-from jaxfl.mechanisms.wire.aggregation import clipped
 
 
 @options
@@ -82,10 +81,6 @@ class Gaussian:
         """Return a tree with the noise of one sum or message."""
         std, drawn = self.clip * self.noise, optax.tree.random_like(key, tree)
         return jax.tree.map(lambda leaf, noise: leaf + std * noise, tree, drawn)
-
-    def clipped(self, change):
-        """Return a change with at most the norm C."""
-        return clipped(change, self.clip)
 
 
 @options

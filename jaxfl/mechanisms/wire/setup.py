@@ -18,9 +18,9 @@ from jaxfl.data.partition import rounded_down
 from jaxfl.errors import JaxflError
 from jaxfl.mechanisms.wire.accounting import Accounting, least_noise
 from jaxfl.mechanisms.wire.aggregation import AGGREGATORS, NormBound, of_finite
-from jaxfl.mechanisms.wire.attacks import ATTACKS, Attackers, Backdoor, draw_attackers, poisons
+from jaxfl.mechanisms.wire.attacks import ATTACKS, Attackers, Backdoor, draw_attackers
 from jaxfl.mechanisms.wire.compression import COMPRESSIONS, Feedback
-from jaxfl.mechanisms.wire.messages import away, onto
+from jaxfl.mechanisms.wire.messages import away, with_known
 from jaxfl.mechanisms.wire.privacy import MECHANISMS, Gaussian, Rows
 from jaxfl.tasks import require_classes
 
@@ -68,23 +68,6 @@ class Own:
         return tree.scalars(form)
 
 
-class Poison(NamedTuple):
-    """An attack on mini-batches, which changes only attackers' rows."""
-
-    wire: "Wire"
-
-    def images(self, key, client: Client, images):
-        """Return a mini-batch of a client's raw images."""
-        return self._of_attacker(client, self.wire.attack.images(key, client, images), images)
-
-    def labels(self, key, client: Client, y):
-        """Return their outputs."""
-        return self._of_attacker(client, self.wire.attack.labels(key, client, y), y)
-
-    def _of_attacker(self, client, changed, honest):
-        return jnp.where(self.wire.is_attacker(client), changed, honest)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Wire:
@@ -125,12 +108,12 @@ class Wire:
     @property
     def lies(self) -> bool:
         """Whether attackers send something else than what they have computed."""
-        return self.attack is not None and not poisons(self.attack)
+        return callable(self.attack)
 
     @property
-    def poison(self) -> "Poison | None":
-        """What attackers do to mini-batches of their training rows; None if nothing."""
-        return Poison(self) if hasattr(self.attack, "images") else None
+    def poison(self) -> Any:
+        """The attack if it changes mini-batches of attackers' training rows, else None."""
+        return self.attack if hasattr(self.attack, "images") else None
 
     def relabelled(self, clients: Client) -> Client:
         """Return clients, one or several, with the labels that attackers give to all their rows."""
@@ -176,18 +159,16 @@ class Wire:
         return self.attackers.at[client.id].get(mode="fill", fill_value=False)
 
     def trusted(self, messages, weights, known):
-        """Return what the server makes of messages (k, ...), and which it leaves out (k,).
+        """Return what the server makes of messages (k, ...), one per client, and which it leaves out (k,).
 
-        Args:
-          messages: one per client.
-          weights: (k,) float, 0 in an empty place.
-          known: what the server knows of a message already, see `away`.
+        Weights are (k,) float, 0 in an empty place; for what the server knows of a message already see
+        `away`.
         """
         if not isinstance(self.aggregate, Own):  # these give the same for messages as for changes
             return of_finite(self.aggregate, messages, weights)
         changes = away(messages, jax.tree.map(lambda leaf: leaf[None], known))
         change, left_out = of_finite(self.aggregate, changes, weights)
-        return onto(known, change), left_out
+        return with_known(jnp.add, known, change), left_out
 
 
 class Chosen(NamedTuple):
@@ -289,7 +270,7 @@ WITHOUT = {  # why an option is refused, by the part of `Algorithm.wire` that a 
 def needed_of(setup: Setup) -> dict[str, str]:
     """Return which of `WITHOUT` a method must pass through, by option as it was written."""
     chosen, options, needed = chosen_of(setup), setup.wire, {}
-    if chosen.attack is not None and not poisons(chosen.attack):
+    if callable(chosen.attack):
         needed[f"--attack {options.attack}"] = "messages"
     if chosen.compress is not None:
         needed[f"--compress {options.compress}"] = "memory" if chosen.feedback else "messages"
@@ -306,10 +287,7 @@ def needed_of(setup: Setup) -> dict[str, str]:
 def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = None) -> Wire | None:
     """Return the wire of a run; None if nothing happens on it.
 
-    Args:
-      setup: the options.
-      federation: all clients.
-      images: the data, raw, for attacks that change them.
+    Attacks that change images need them, raw.
 
     Raises:
       JaxflError: if a choice is unknown, contradicts another one, or does not fit the data.
@@ -319,7 +297,7 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
     privacy, rows, server = chosen.privacy, chosen.rows, chosen.server
     if all(each is None for each in (attack, chosen.compress, privacy, rows, server)):
         return None
-    if poisons(attack):
+    if attack is not None and not callable(attack):  # it changes what attackers train on
         _require_fitting(setup.wire.attack, attack, federation)
     if images is not None and isinstance(attack, Backdoor) and "brightest" not in setup.wire.attack:
         attack = dataclasses.replace(attack, brightest=float(images.max()))
@@ -342,11 +320,7 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
 
 
 def _require_fitting(choice: str, attack: Any, federation: Federation) -> None:
-    """Refuse attacks on data that have no classes, or that change images where the data are none.
-
-    Raises:
-      JaxflError: saying which.
-    """
+    """Raise `JaxflError` if an attack on data meets no classes, or changes images where the data are none."""
     require_classes(federation.task, f"--attack {choice}")
     if hasattr(attack, "target"):
         shape, classes = federation.images.shape[1:], federation.models[0].classes
