@@ -100,9 +100,12 @@ def local_optimizer(
     optimizer: optax.GradientTransformation | None = None,
     correction: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
-    """Return the optimiser that `hyper` names, or another one, after clipping if `hyper` asks for it.
+    """Return the optimiser of local training, or another one, after clipping if `hyper` asks for it.
 
-    The correction is a change of the gradients after clipping.
+    Args:
+      hyper: the optimiser's name, its rates, and the largest norm of a gradient.
+      optimizer: used instead of the one that `hyper` names.
+      correction: a change of the gradients after clipping.
     """
     clip = None if hyper.clip_norm is None else optax.clip_by_global_norm(hyper.clip_norm)
     return optax.chain(*filter(None, (clip, correction)), optimizer or OPTIMIZERS[hyper.optimizer](hyper))

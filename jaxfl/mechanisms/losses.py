@@ -12,7 +12,11 @@ from jaxfl.models.model import Model, Weights
 def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None = None) -> Callable:
     """Return the loss CE(w) + mu/2 ||w - towards||^2, over the parameters (FedProx, Ditto).
 
-    All blocks train by default; mu is ().
+    Args:
+      model: the client's model.
+      towards: weights towards which the model is pulled.
+      mu: strength of the pull, ().
+      blocks: names of the blocks that train; by default all.
     """
     plain = task_loss(model, blocks)
 
@@ -27,9 +31,13 @@ def proximal(model: Model, towards: Weights, mu, blocks: Collection[str] | None 
 def distillation(model: Model, teacher, temperature, weight) -> Callable:
     """Return the loss weight * KL(teacher || softmax(f(x) / T)), the mean over a mini-batch.
 
-    A task without classes has its own distance in place of KL, see `jaxfl.tasks.Task.apart`. The teacher's
-    predictions (`Task.soft`) are (R, outputs), at the positions of the examples. The temperature T and the
-    weight are ().
+    A task without classes has its own distance in place of KL, see `jaxfl.tasks.Task.apart`.
+
+    Args:
+      model: the student.
+      teacher: (R, outputs), predictions (`Task.soft`) at the positions of the examples.
+      temperature: T, ().
+      weight: factor on the loss, ().
     """
 
     def loss(w, batch, key):
@@ -43,7 +51,9 @@ def distillation(model: Model, teacher, temperature, weight) -> Callable:
 def absolute_error(model: Model, target) -> Callable:
     """Return the loss |f(x) - target|, the mean over outputs and a mini-batch.
 
-    The target is (R, outputs), logits at the positions of the examples.
+    Args:
+      model: the student.
+      target: (R, outputs), logits at the positions of the examples.
     """
 
     def loss(w, batch, key):

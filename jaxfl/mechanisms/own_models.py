@@ -34,8 +34,14 @@ def train(
 ) -> tuple[Any, Any]:
     """Train every client of a cohort by LocalSGD on the cross-entropy of its model.
 
-    The models `start` are per group (k_g, ...), or (k, ...) of one architecture. A client trains on
-    ``rows(client, hyper)``, for `epochs` or by default those of `hyper`. The key is that of the round.
+    Args:
+      key: key of the round.
+      federation: the clients.
+      cohort: the clients that train.
+      start: their models, per group (k_g, ...), or (k, ...) of one architecture.
+      hyper: optimiser, rates, epochs and batch size.
+      rows: ``(client, hyper) -> Examples``, on which a client trains.
+      epochs: passes over them; by default those of `hyper`.
 
     Returns:
       In the same form the trained models, and their losses (k_g,).

@@ -47,10 +47,18 @@ class ServerDistillation(Training):
 def client_logits(
     weights: PerGroup, federation: Federation, cohort: Cohort, rows, key, model: Model | None = None
 ) -> jax.Array:
-    """Return the logits (K, R, outputs) of a cohort's networks on public images, in evaluation mode.
+    """Return the logits of a cohort's networks on public images, in evaluation mode.
 
-    Weights are per group (k_g, ...), rows of the images (R,) int32; the key is that of the round. `model` is
-    the architecture of all networks, if it is not that of their clients. In an empty place logits are 0.
+    Args:
+      weights: weights of the networks, per group (k_g, ...).
+      federation: holds the images.
+      cohort: the clients whose networks they are.
+      rows: (R,) int32, rows of the images.
+      key: key of the round.
+      model: architecture of all networks, if it is not that of their clients.
+
+    Returns:
+      Logits (K, R, outputs); 0 in an empty place.
     """
 
     def logits(key, client, nothing, w):
@@ -73,8 +81,15 @@ def distil(
 ) -> Weights:
     """Train a network to predict what a teacher predicts.
 
-    The teacher's soft predictions (R, outputs) are on the images of `rows` (R,) int32. The key is that of the
-    round; the server uses a separate stream. If no client is `present`, () bool, no batch runs.
+    Args:
+      model: the network.
+      weights: its initial weights.
+      teacher: (R, outputs), soft predictions.
+      rows: (R,) int32, rows of their images.
+      key: key of the round; the server uses a separate stream.
+      federation: holds the images.
+      hyper: the server's epochs, batch size, learning rate and temperature.
+      present: () bool, whether any client is present; otherwise no batch runs.
     """
     images = server_rows(rows, jnp.where(present, jnp.int32(len(rows)), 0), federation)
     steps = max(1, hyper.server_epochs * -(-len(rows) // hyper.public_batch))

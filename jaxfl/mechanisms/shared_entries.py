@@ -95,7 +95,9 @@ def beginning(networks: dict[Model, tuple[Layer, ...]]) -> int:
 def whole_layers(models: Sequence[Model], owner: Callable[[int, int], int | None]) -> Places:
     """Return the places of layers that are shared as a whole.
 
-    ``owner(g, l)`` is the architecture that names layer l of architecture g; None if it is not shared.
+    Args:
+      models: the architectures.
+      owner: ``(g, l) -> architecture`` that names layer l of architecture g; None if it is not shared.
     """
     places = {}
     for g, model in enumerate(models):
@@ -140,7 +142,10 @@ def shared_leaves(weights: PerGroup, places: Places) -> PerGroup:
 def hand_out(shared: PerGroup, places: Places, own: PerGroup) -> PerGroup:
     """Return the weights of all architectures, with their shared leaves filled in.
 
-    Leaves of `own`, in the form of these weights, stay if they have no place.
+    Args:
+      shared: the shared leaves.
+      places: places of the shared leaves.
+      own: leaves in the form of all architectures' weights; those without a place stay.
     """
     of_name = tree.by_path(shared)
 
@@ -187,10 +192,15 @@ def mean(models: PerGroup, weights: PerGroup, places: Places, old: PerGroup) -> 
 
 
 def scalars_of_several(form: PerGroup, places: Places, clients: PerGroup) -> PerGroup:
-    """Count the scalars of a model whose places at least two clients hold, per group () int32.
+    """Count the scalars of a model whose places at least two clients hold.
 
-    The form is per group the weights of one client, and `clients` per group () their number. Places are of
-    leaves that are shared as a whole.
+    Args:
+      form: per group the weights of one client.
+      places: places of leaves that are shared as a whole.
+      clients: per group () the number of its clients.
+
+    Returns:
+      Per group () int32.
     """
     holders, counts = collections.Counter(), [jnp.int32(0) for _ in form]
     for (g, *_), place in places.items():
@@ -207,8 +217,11 @@ def scalars_of_several(form: PerGroup, places: Places, clients: PerGroup) -> Per
 def first_layers(config: Averaging, method: Callable[..., Algorithm]) -> Algorithm:
     """Build a method whose clients share the layers with which all architectures begin.
 
-    The extractors are compared; no head is shared. The method is ``(keep=...) -> Algorithm``, of the
-    mechanism `sharing`.
+    The extractors are compared; no head is shared.
+
+    Args:
+      config: the method's options.
+      method: ``(keep=...) -> Algorithm``, of the mechanism `sharing`.
 
     Raises:
       JaxflError: at `init`, if the architectures begin with different layers.

@@ -88,7 +88,7 @@ def sent(key, client: Client, message: Any, known: Any = None) -> Any:
 
 
 def heard(key, federation: Federation, cohort: Cohort, held: Any) -> Any:
-    """Return what others get of what a cohort's clients of one architecture hold, (k, ...) as before."""
+    """Return what others get of what a cohort's clients of one architecture hold (k, ...), in that form."""
     if federation.wire is None:
         return held
 
@@ -199,10 +199,17 @@ def averaged(
 ) -> Aggregated:
     """Average what clients of one architecture send, over the wire; without one, this is `map_and_sum`.
 
-    So the arguments are those of `map_and_sum` for one group: `f` returns the outputs and the message of one
-    client, and the mean divides the weights (k,) by their sum. For what is `known` of a message already see
-    `sent`. The cohort's clients have `owed` (k, ...), None without error feedback. The clip norm is (), None
-    if it does not adapt.
+    Args:
+      f: ``(key, client, shared, own) -> (outputs, message)``, for one client.
+      key: the round's key.
+      federation: of one group.
+      cohort: the clients to map over.
+      weights: (k,) float, 0 in an empty place; the mean divides them by their sum.
+      shared: what all clients receive.
+      own: leaves (k, ...), one entry per client.
+      known: what the server knows of a message already, see `sent`.
+      owed: what the cohort's clients owe (k, ...); None without error feedback.
+      clip: the clip norm (), if it adapts; else None.
     """
     wire = federation.wire
     if wire is None:
