@@ -26,11 +26,9 @@ def _from(other, image, factor):
 
 
 def with_hue(images: jax.Array, turn) -> jax.Array:
-    """Move the hue of red, green and blue (..., 3); saturation and value (HSV) stay.
+    """Move the hue of red, green and blue (..., 3), of any range, by a share () of the circle of hues.
 
-    Args:
-      images: (..., 3), values of any range.
-      turn: (), rotation as a share of the circle of hues.
+    Saturation and value (HSV) stay.
     """
     red, green, blue = jnp.moveaxis(images, -1, 0)
     value = images.max(-1)

@@ -45,13 +45,8 @@ def tokens_of(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Return the texts in some columns (N,), joined, as tokens (N, length), and what these stand for.
 
-    Args:
-      place: where the columns are from.
-      columns: texts.
-      train: (N,) bool, the rows that a vocabulary is made of.
-      tokens: a name in `PIECES`.
-      length: number of tokens of a row, the first ones of its text.
-      tokenizer: content of a tokenizer's file, in place of `tokens`, or "".
+    A vocabulary is made of the rows in `train` (N,), of `tokens`, a name in `PIECES`, unless there is the
+    content of a tokenizer's file.
 
     Raises:
       JaxflError: if a text is empty, or the length or the tokenizer is of no use.

@@ -203,12 +203,8 @@ class Federation:
     def replicate(self, tree, known: bool = False):
         """Put arrays on all devices, in full on each.
 
-        Args:
-          tree: tree of arrays.
-          known: whether the processes of the mesh are known to have the same arrays.
-
         Raises:
-          JaxflError: if processes have different arrays.
+          JaxflError: if processes have different arrays, unless it is `known` that they have the same.
         """
         return self._put(tree, self._in_full, known)
 
@@ -216,15 +212,10 @@ class Federation:
         """Put a method's state where it is kept between rounds.
 
         Arrays with an entry per client are sharded, all others are replicated, see
-        `jaxfl.machine.placement.divided`.
-
-        Args:
-          state: state of a run.
-          runs: whether it is the state of several runs, with a leading axis for them.
-          known: whether the processes of the mesh are known to have the same state.
+        `jaxfl.machine.placement.divided`. The state of several `runs` has a leading axis for them.
 
         Raises:
-          JaxflError: if processes have different states.
+          JaxflError: if processes have different states, unless it is `known` that they have the same.
         """
         return self._put(state, lambda leaf: self._placed(leaf, runs), known)
 

@@ -14,13 +14,8 @@ def read_source(name: str, path: Path, labelled: bool = True) -> Source:
     """Read a folder of images.
 
     It has one sub-folder of images per class, in alphabetical order, or ``train`` and ``test`` above these.
-    The column ``file`` has each image's path in it.
-
-    Args:
-      name: of the source.
-      path: of the folder.
-      labelled: whether images must have labels; if not, the folder may hold images without sub-folders: all
-        are training rows of class 0 then.
+    The column ``file`` has each image's path in it. Unless images must be `labelled`, the folder may hold
+    images without sub-folders: all are training rows of class 0 then.
 
     Raises:
       JaxflError: if there are no images, one cannot be read, or they are not of one size.

@@ -56,25 +56,22 @@ def read_source(
       JaxflError: if the package is missing, the set cannot be loaded, lacks a column, or its images or texts
         do not fit.
     """
-    name = place.removeprefix(PREFIX)
     datasets: Any = optional("datasets", "hf", place)
-    splits = _splits(datasets, name, config)
+    splits = _splits(datasets, place, config)
     parts = [splits[split] for split in ("train", "test") if split in splits]
     if "train" not in splits:
-        raise JaxflError(f"{PREFIX}{name} has no split train; it has {', '.join(splits) or 'none'}.")
+        raise JaxflError(f"{place} has no split train; it has {', '.join(splits) or 'none'}.")
     kinds = parts[0].features
     if len(parts) > 1 and set(kinds) - set(parts[1].features):
-        raise JaxflError(
-            f"{PREFIX}{name} has different columns in test and train; save both with the same ones."
-        )
-    _require_texts(datasets, name, kinds, text, image)
-    seen = "" if text else _image_column(datasets, name, kinds, image)
+        raise JaxflError(f"{place} has different columns in test and train; save both with the same ones.")
+    _require_texts(datasets, place, kinds, text, image)
+    seen = "" if text else _image_column(datasets, place, kinds, image)
     others = {key: kind for key, kind in kinds.items() if key not in text}
-    labels = _label_columns(datasets, name, others, label, how.task, bool(text))
+    labels = _label_columns(datasets, place, others, label, how.task, bool(text))
     for key in labels:
         if len({str(getattr(part.features[key], "names", None)) for part in parts}) > 1:
             raise JaxflError(
-                f"{PREFIX}{name}: {key} numbers its classes differently in test and train; number both alike."
+                f"{place}: {key} numbers its classes differently in test and train; number both alike."
             )
     content = content_of(tokenizer)
     stored = [Path(file["filename"]) for part in parts for file in part.cache_files]
@@ -92,7 +89,7 @@ def read_source(
             x, words = tokens_of(place, [columns.pop(key) for key in text], train, tokens, length, content)
             known |= words
         else:
-            x = _images(name, parts, seen, kinds[seen])
+            x = _images(place, parts, seen, kinds[seen])
         columns = {key: values for key, values in columns.items() if values.dtype.kind != "f"}
         return from_arrays(how.name, x, y, train, columns=columns, **known)
 
@@ -122,8 +119,9 @@ def absolute(place: str) -> str:
     return f"{PREFIX}{folder.resolve()}" if folder.is_dir() else place
 
 
-def _splits(datasets, name: str, config: str | None) -> dict:
+def _splits(datasets, place: str, config: str | None) -> dict:
     """Return the splits of a set by name."""
+    name = place.removeprefix(PREFIX)
     folder = as_path(name)
     try:
         with quiet():
@@ -138,52 +136,50 @@ def _splits(datasets, name: str, config: str | None) -> dict:
             if folder.is_dir()
             else "check the name and the network, or name a folder of its files"
         )
-        raise JaxflError(
-            f"{PREFIX}{name} cannot be loaded ({type(error).__name__}: {reason}); {mend}."
-        ) from error
+        raise JaxflError(f"{place} cannot be loaded ({type(error).__name__}: {reason}); {mend}.") from error
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _image_column(datasets, name: str, kinds, given: str | None) -> str:
+def _image_column(datasets, place: str, kinds, given: str | None) -> str:
     images = [key for key, kind in kinds.items() if isinstance(kind, datasets.Image)]
     arrays = [key for key, kind in kinds.items() if _is_array(datasets, kind)]
     if given is not None:
         if given not in images + arrays:
             known = ", ".join(images + arrays) or "none"
-            raise JaxflError(f"{PREFIX}{name} has no column {given!r} of images or vectors; it has {known}.")
+            raise JaxflError(f"{place} has no column {given!r} of images or vectors; it has {known}.")
         return given
     found = images or arrays
     if not found:
         raise JaxflError(
-            f"{PREFIX}{name} has no column of images, nor one of vectors or arrays of uint8 or floats, among "
+            f"{place} has no column of images, nor one of vectors or arrays of uint8 or floats, among "
             f"{', '.join(kinds)}; cast one of them."
         )
     if len(found) != 1:
         raise JaxflError(
-            f"{PREFIX}{name} has {len(found)} columns of images or vectors among {', '.join(kinds)}; "
+            f"{place} has {len(found)} columns of images or vectors among {', '.join(kinds)}; "
             "choose one by image=COLUMN."
         )
     return found[0]
 
 
-def _require_texts(datasets, name: str, kinds, text: tuple[str, ...], image: str | None) -> None:
+def _require_texts(datasets, place: str, kinds, text: tuple[str, ...], image: str | None) -> None:
     """Refuse columns of text that are none, and images beside them."""
     texts = [key for key, kind in kinds.items() if _is_value(datasets, kind, TEXTS)]
     for key in text:
         if key not in texts:
-            raise JaxflError(f"{PREFIX}{name} has no column {key!r} of text; {nearest(key, texts)}")
+            raise JaxflError(f"{place} has no column {key!r} of text; {nearest(key, texts)}")
     if text and image:
-        raise JaxflError(f"{PREFIX}{name}: text={text[0]} and image={image}; keep the one that is meant.")
+        raise JaxflError(f"{place}: text={text[0]} and image={image}; keep the one that is meant.")
 
 
 def _label_columns(
-    datasets, name: str, kinds, given: tuple[str, ...], task: str, text: bool
+    datasets, place: str, kinds, given: tuple[str, ...], task: str, text: bool
 ) -> tuple[str, ...]:
     """Return the columns of labels; none where the next token of a text is to be predicted."""
     usable = [key for key, kind in kinds.items() if _is_value(datasets, kind)]
     for key in given:
         if key not in usable:
-            raise JaxflError(f"{PREFIX}{name} has no column {key!r} of labels; {nearest(key, usable)}")
+            raise JaxflError(f"{place} has no column {key!r} of labels; {nearest(key, usable)}")
     if given or (text and task == NEXT_TOKEN.name):
         return given
     classes = [key for key, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
@@ -194,7 +190,7 @@ def _label_columns(
     if text and not (classes or called):
         return ()
     raise JaxflError(
-        f"{PREFIX}{name} does not say which column is the label: {', '.join(classes or usable) or 'none'}; "
+        f"{place} does not say which column is the label: {', '.join(classes or usable) or 'none'}; "
         "choose one by label=COLUMN."
     )
 
@@ -203,11 +199,7 @@ def _is_array(datasets, kind) -> bool:
     """Return whether a column holds vectors, or arrays of a fixed size."""
     if isinstance(kind, datasets.Array2D | datasets.Array3D):
         return True
-    return isinstance(kind, datasets.List) and _is_number(datasets, kind.feature)
-
-
-def _is_number(datasets, kind) -> bool:
-    return isinstance(kind, datasets.Value) and kind.dtype.startswith(("uint8", "float"))
+    return isinstance(kind, datasets.List) and _is_value(datasets, kind.feature, ("uint8", "float"))
 
 
 def _is_value(datasets, kind, types: tuple[str, ...] = VALUES) -> bool:
@@ -227,7 +219,7 @@ def _columns(parts, names: list[str]) -> dict[str, np.ndarray]:
     return {name: of_all([value for part in parts for value in part[name][:]]) for name in names}
 
 
-def _images(name: str, parts, key: str, kind) -> np.ndarray:
+def _images(place: str, parts, key: str, kind) -> np.ndarray:
     """Return images or vectors of all parts, of one shape and type."""
     declared = getattr(getattr(kind, "feature", kind), "dtype", None)  # of an Image: Pillow's class
     dtype = declared if declared in ("uint8", "float16", "float32", "float64") else None
@@ -235,22 +227,20 @@ def _images(name: str, parts, key: str, kind) -> np.ndarray:
     try:
         for image in (image for part in parts for image in part[key]):
             if (mode := getattr(image, "mode", "L")) not in ("L", "RGB"):
-                raise JaxflError(
-                    f"{PREFIX}{name}: {key} has images of mode {mode}; convert them to L or RGB."
-                )
+                raise JaxflError(f"{place}: {key} has images of mode {mode}; convert them to L or RGB.")
             if isinstance(image, dict):
-                raise JaxflError(f"{PREFIX}{name}: {key} is not decoded; save it with Image(decode=True).")
+                raise JaxflError(f"{place}: {key} is not decoded; save it with Image(decode=True).")
             if image is None:
-                raise JaxflError(f"{PREFIX}{name}: row {len(found)} has no {key}; leave it out.")
+                raise JaxflError(f"{place}: row {len(found)} has no {key}; leave it out.")
             found.append(np.asarray(image, dtype))
     except (OSError, SyntaxError, ValueError) as error:  # of Pillow, which decodes now
         raise JaxflError(
-            f"{PREFIX}{name}: the {key} of row {len(found)} cannot be read ({error}); repair or remove it."
+            f"{place}: the {key} of row {len(found)} cannot be read ({error}); repair or remove it."
         ) from error
     shapes = sorted({image.shape for image in found})
     if len(shapes) != 1:
         raise JaxflError(
-            f"{PREFIX}{name}: {key} has {len(shapes)} sizes, such as {shapes[0]} and {shapes[-1]}; bring all "
+            f"{place}: {key} has {len(shapes)} sizes, such as {shapes[0]} and {shapes[-1]}; bring all "
             "to one size and mode."
         )
     return np.stack(found)

@@ -13,16 +13,11 @@ Pair = tuple[np.ndarray, np.ndarray]  # mean and standard deviation
 
 
 class Moments(NamedTuple):
-    """What a run normalises by, in raw units.
+    """What a run normalises by, in raw units."""
 
-    Args:
-      mean, std: (1, 1, 1, C), of the channels of images, or (1, H, W, C), of each value on its own.
-      target: mean and deviation (k,) of the targets; None for classes.
-    """
-
-    mean: np.ndarray
-    std: np.ndarray
-    target: Pair | None = None
+    mean: np.ndarray  # (1, 1, 1, C), of the channels of images, or (1, H, W, C), of each value on its own
+    std: np.ndarray  # the same
+    target: Pair | None = None  # mean and deviation (k,) of the targets; None for classes
 
 
 def training_moments(source: Source, train: Sequence[np.ndarray], normalise: str = "auto") -> Moments:

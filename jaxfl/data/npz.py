@@ -1,8 +1,5 @@
 """Reading ``.npz`` files written elsewhere: any arrays, and labelled images, vectors or windows."""
 
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,24 +23,13 @@ def read(path: str | Path, required: Sequence[str]) -> dict[str, np.ndarray]:
             arrays = dict(file)
     except FileNotFoundError:
         raise JaxflError(f"There is no file {path}.") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        EOFError,
-        RuntimeError,  # of an encrypted file, or an unknown compression
-        zipfile.BadZipFile,
-        zlib.error,
-        SyntaxError,  # of an array's header
-        tokenize.TokenError,
-        OverflowError,
-    ) as error:
+    except MemoryError:
+        raise JaxflError(f"{path} holds more than fits in memory.") from None
+    except Exception as error:  # a damaged file can raise any
         raise JaxflError(
             f"{path} is damaged or not an .npz file of plain arrays; write it with numpy.savez, and what "
             "pandas holds as objects, such as words, by .astype(str)."
         ) from error
-    except MemoryError:
-        raise JaxflError(f"{path} holds more than fits in memory.") from None
     missing = [name for name in required if name not in arrays]
     if missing:
         has = ", ".join(arrays) or "nothing"
@@ -69,13 +55,8 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
     classes 0, 1, 2, ... without a gap, or are words, or floats (N,) or (N, k) of a regression, or (N, k) with
     a 0 or 1 for each of several; tokens need none, where the next one is to be predicted; and optionally
     ``split`` (N,), either the words "train" and "test" or True for a training row. Every further array (N,)
-    of integers or words is a column.
-
-    Args:
-      name: of the source.
-      path: of the file.
-      labelled: whether images must have labels; if not and there are none, all are training rows of class 0.
-      task: see `from_arrays`.
+    of integers or words is a column. Unless images must be `labelled`, all are training rows of class 0 where
+    there are no labels. For the task see `from_arrays`.
 
     Raises:
       JaxflError: if the file cannot be read, lacks an array, or `from_arrays` refuses one.

@@ -13,19 +13,12 @@ from jaxfl.tasks import CLASSES
 
 
 class Own(NamedTuple):
-    """The labelled images of one client, in the form of a data set.
+    """The labelled images of one client, in the form of a data set."""
 
-    Args:
-      images: (n, H, W, C), training images.
-      labels: (n,) int, classes of the data set; or (n, k), targets and the like.
-      test_images: (m, H, W, C), test images.
-      test_labels: (m, ...).
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
+    images: np.ndarray  # (n, H, W, C), training images
+    labels: np.ndarray  # (n,) int, classes of the data set; or (n, k), targets and the like
+    test_images: np.ndarray  # (m, H, W, C)
+    test_labels: np.ndarray  # (m, ...)
 
 
 def of_one_client(own: Own, whole: Federation, client: int) -> Federation:

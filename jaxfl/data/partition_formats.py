@@ -17,7 +17,7 @@ from jaxfl.data import plain_pickles
 from jaxfl.data.normalisation import Moments
 from jaxfl.data.partition import PARTS, Partition, lacks_class, require_everyone
 from jaxfl.data.row_lists import parsed, whole_numbers
-from jaxfl.data.saved_partition import checksum_of
+from jaxfl.data.saved_partition import checksum
 from jaxfl.data.shift import Drawn, seen
 from jaxfl.data.sources import Source, numbers, of_vectors
 from jaxfl.errors import JaxflError, nearest
@@ -42,7 +42,7 @@ def read(path: Path, source: Source) -> Partition:
     about = found if isinstance(found, dict) else {}
     order = np.argsort(numbers(source)).astype(np.int32)  # rows in the order of their numbers
     ascending = numbers(source)[order]
-    of_data = checksum_of(source.labels[order])
+    of_data = checksum(source.labels[order])
     if about.get("checksum", of_data) != of_data:
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for other labels; load the data that it was made for."
@@ -137,7 +137,7 @@ def write_json(path: Path, partition: Partition, source: Source) -> None:
     """
     content = {
         "dataset": source.name,
-        "checksum": checksum_of(source.labels[np.argsort(numbers(source))]),
+        "checksum": checksum(source.labels[np.argsort(numbers(source))]),
         "relabel": partition.relabel.tolist(),
         "public": numbers(source)[partition.public].tolist(),
         "data_indices": _per_client(partition, source),
@@ -159,11 +159,7 @@ def write_fl_bench(path: Path, partition: Partition, source: Source) -> None:
 
 
 def require(forms: Sequence[str], partition: Partition) -> None:
-    """Raise `JaxflError` if a program cannot have a partition.
-
-    Raises:
-      JaxflError: if there are validation rows, which PFLlib does not have.
-    """
+    """Refuse validation rows for PFLlib, which does not have them."""
     if "pfllib" in forms and any(map(len, partition.validation)):
         raise JaxflError(
             "PFLlib has no validation rows, but the partition has; give --validation-fraction 0."

@@ -27,7 +27,7 @@ def save(path: str | Path, partition: Partition, source: Source) -> None:
     arrays: dict[str, Any] = {
         "relabel": partition.relabel,
         "outputs": np.array(partition.outputs),
-        "checksum": np.array(checksum(source)),
+        "checksum": np.array(checksum(source.labels)),
         "public": partition.public,
     }
     if partition.names:
@@ -51,7 +51,7 @@ def load(path: str | Path, source: Source) -> Partition:
     partition, own = _read(path)
     classes = partition.relabel.shape[1]
     same_classes = classes == source.classes
-    if not same_classes or own != checksum(source):
+    if not same_classes or own != checksum(source.labels):
         other = "other labels" if same_classes else f"{classes} classes, not {source.classes}"
         raise JaxflError(
             f"{path} does not fit {source.name}: it is for {other}; load the data that it was made for."
@@ -127,11 +127,6 @@ def _well_formed(relabel, outputs, public, checksum, **rows) -> bool:
     return rows["train_sizes"].any()
 
 
-def checksum(source: Source) -> int:
-    """Return a checksum of a source's labels, which distinguishes data."""
-    return checksum_of(source.labels)
-
-
-def checksum_of(labels: np.ndarray) -> int:
-    """Return a checksum of labels in their order."""
+def checksum(labels: np.ndarray) -> int:
+    """Return a checksum of labels in their order, which distinguishes data."""
     return zlib.crc32(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int32).tobytes())

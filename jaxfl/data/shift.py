@@ -31,8 +31,6 @@ def rotate(
     """Rotate each client's images by an angle of its own, black where they do not reach.
 
     Args:
-      clients: number of clients.
-      rng: source of randomness.
       degrees: angles are uniform between minus and plus this number of degrees; 45 if `angles` is none.
       angles: instead, number of equally spaced angles: 4 are 0, 90, 180 and 270 degrees. Each has the same
         number of clients, give or take one.
@@ -53,8 +51,6 @@ def colour(clients: int, rng: np.random.Generator, *, hue: float = 0.5) -> np.nd
     """Move the hue of each client's images by an amount of its own; they need red, green and blue.
 
     Args:
-      clients: number of clients.
-      rng: source of randomness.
       hue: amounts are uniform between minus and plus this share of the circle of hues; 0.5 is all of it.
     """
     if not 0 <= hue <= 0.5:
@@ -65,12 +61,11 @@ def colour(clients: int, rng: np.random.Generator, *, hue: float = 0.5) -> np.nd
 def noise(clients: int, rng: np.random.Generator, *, std: float = 0.5) -> np.ndarray:
     """Add Gaussian noise to each client's images, or vectors, with a strength of its own.
 
-    The strengths are std i / N for i = 1, ..., N, dealt out at random, after the feature imbalance of
-    NIID-Bench (Li et al. 2022, arXiv:2102.02079). An image has the same noise whenever its client sees it.
+    The strengths of N clients are std i / N for i = 1, ..., N, dealt out at random, after the feature
+    imbalance of NIID-Bench (Li et al. 2022, arXiv:2102.02079). An image has the same noise whenever its
+    client sees it.
 
     Args:
-      clients: N, number of clients.
-      rng: source of randomness.
       std: largest strength of a client's noise, in standard deviations of the data.
     """
     if not 0 <= std < np.inf:

@@ -72,11 +72,7 @@ def cut_by(tokens: str, tokenizer: str) -> tuple[Callable[[str], list[str]], tup
 
 
 def require_length(name: str, length: int) -> int:
-    """Return the option `length`, a number of tokens.
-
-    Raises:
-      JaxflError: if it is below 2.
-    """
+    """Return the option `length`, a number of tokens; `JaxflError` if it is below 2."""
     if length < 2:
         raise JaxflError(f"{name}: length={length}; a row has at least 2 tokens.")
     return length

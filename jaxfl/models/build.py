@@ -21,63 +21,35 @@ USUAL = {  # what options mean in all networks whose docstrings do not say it
 
 
 def choice(option: str, value: str, known: tuple[str, ...]) -> str:
-    """Return `value` if it is one of `known`.
-
-    Raises:
-      JaxflError: if it is not; the message names the nearest one, or all.
-    """
+    """Return `value` if it is one of `known`; `JaxflError` names the nearest of these, or all."""
     if value in known:
         return value
     raise JaxflError(f"There is no {option} {value!r}; {nearest(str(value), known)}")
 
 
 def has_norm(norm: NormName) -> bool:
-    """Return whether the option `norm` of a factory asks for BatchNorm.
-
-    Raises:
-      JaxflError: if it is neither "batch" nor "none".
-    """
+    """Return whether the option `norm` asks for BatchNorm; `JaxflError` if it is not "batch" or "none"."""
     return choice("norm", norm, ("batch", "none")) == "batch"
 
 
 def probability(option: str, value: float) -> float:
-    """Return `value` if it is a valid probability of dropout.
-
-    Raises:
-      JaxflError: if it is negative, or 1 or more.
-    """
+    """Return `value`, a probability of dropout; `JaxflError` if it does not lie in [0, 1)."""
     if 0 <= value < 1:
         return value
     raise JaxflError(f"{option} is {value}; give a probability of at least 0 and below 1.")
 
 
 def scaled(width: float, count: int) -> int:
-    """Return `count` channels or features times `width`, rounded up.
-
-    Raises:
-      JaxflError: if `width` is not positive and finite.
-    """
+    """Return `count` channels or features times `width`, rounded up; `JaxflError` unless it is positive."""
     if not 0 < width < math.inf:
         raise JaxflError(f"width is {width}; give a positive factor, 1.0 for the original network.")
     return max(1, math.ceil(round(width * count, 6)))  # 0.1 * 30 is 3.0000000000000004
 
 
-def network(
-    name: str,
-    body: list[Block],
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
-    minimum: int = 1,
-) -> Model:
-    """Complete a body to a model: classifier last and, for images below `minimum`, resizing first.
+def network(name: str, body: list[Block], *, shape: Shape, classes: int, minimum: int = 1) -> Model:
+    """Complete a body to a model: classifier last and, for images below `minimum` pixels, resizing first.
 
-    Args:
-      name: name of the architecture.
-      body: blocks before the classifier; the last one returns (B, d).
-      shape: (H, W, C) of the images.
-      classes: number of classes.
-      minimum: smallest height and width, in pixels, that the body can take.
+    The last block of the body returns (B, d).
 
     Raises:
       JaxflError: if `shape` is not three positive numbers, `classes` is not positive, or the body convolves
@@ -133,12 +105,7 @@ def with_features(model: Model, features: int) -> Model:
 
 
 def plain_cnn(
-    name: str,
-    convs: list[ConvBlock],
-    denses: list[DenseBlock],
-    *,
-    shape: tuple[int, int, int],
-    classes: int,
+    name: str, convs: list[ConvBlock], denses: list[DenseBlock], *, shape: Shape, classes: int
 ) -> Model:
     """Return the model conv1, conv2, ..., fc1, fc2, ..., classifier.
 

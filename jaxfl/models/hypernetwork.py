@@ -24,19 +24,15 @@ class Hypernetwork(nn.Module):
     @nn.compact
     def __call__(self, v: jax.Array) -> Any:
         """Return a tree like the model's parameters, computed in the model's precision."""
-        with jax.default_matmul_precision(PRODUCTS[self.model.precision]):
-            return self._generated(v)
-
-    def _generated(self, v):
-        h = Linear(self.hidden, name="first")(v[None], train=False, mask=None)
-        for number in range(self.depth):
-            h = Linear(self.hidden, name=f"hidden{number + 1}")(nn.relu(h), train=False, mask=None)
 
         def leaf(path, shape):
             return Linear(shape.size, name=_map(path))(h, train=False, mask=None).reshape(shape.shape)
 
-        target = self.model.form.params
-        return jax.tree.map_with_path(leaf, target)
+        with jax.default_matmul_precision(PRODUCTS[self.model.precision]):
+            h = Linear(self.hidden, name="first")(v[None], train=False, mask=None)
+            for number in range(self.depth):
+                h = Linear(self.hidden, name=f"hidden{number + 1}")(nn.relu(h), train=False, mask=None)
+            return jax.tree.map_with_path(leaf, self.model.form.params)
 
 
 def generating(psi: dict, params: dict) -> dict:

@@ -12,11 +12,7 @@ def resize(
 ) -> jax.Array:
     """Resize images (B, H, W, C) to (B, height, width, C), by means of areas where they shrink.
 
-    Args:
-      maps: images to resize.
-      height: new height, in pixels.
-      width: new width, in pixels.
-      up: interpolation where an axis grows, with half-pixel centres.
+    Where an axis grows, `up` is the interpolation, with half-pixel centres.
     """
     # An axis that stays is left alone: a product with the identity matrix would cost as much as any.
     if height != maps.shape[1]:

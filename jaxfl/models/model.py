@@ -188,16 +188,9 @@ class Model:
     ) -> tuple[jax.Array, dict, tuple[jax.Array, ...]]:
         """Run the blocks in order, as `apply`, and return inner outputs at `depths` as well.
 
-        Args:
-          params: parameters of at least this model's blocks.
-          stats: statistics of at least this model's blocks.
-          x: images (B, H, W, C), or the first block's input.
-          depths: numbers of convolutions on the main path, without those of shortcuts; 1 is the first. The
-            output of a convolution is taken after the norm if one follows directly, before activation,
-            pooling and the sum with a shortcut; the last one of a DenseNet after its last norm.
-          train: whether the blocks train, or the names of those that do.
-          key: key for dropout.
-          mask: (B,) bool, True for real rows.
+        Depths are numbers of convolutions on the main path, without those of shortcuts; 1 is the first. The
+        output of a convolution is taken after the norm if one follows directly, before activation, pooling
+        and the sum with a shortcut; the last one of a DenseNet after its last norm.
 
         Returns:
           What `apply` returns, and one (B, H', W', C') for each depth, in the order of `depths`.

@@ -20,11 +20,7 @@ WRAPPERS = {  # by the package of a library's modules
 
 
 def refuse_module(name: str, thing: Any) -> None:
-    """Raise `JaxflError` if a module of some library, or its class, is given for a model or its factory.
-
-    Raises:
-      JaxflError: with its file and line, and how to make a model of it.
-    """
+    """Refuse a module of some library, or its class, in place of a model or its factory; say what to do."""
     kind = thing if isinstance(thing, type) else type(thing)
     for base in kind.__mro__:
         for package, wrapper in WRAPPERS.items():

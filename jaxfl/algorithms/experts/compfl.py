@@ -62,12 +62,11 @@ import jax.numpy as jnp
 from jaxfl import fl
 from jaxfl.algorithms.experts.compfl_client import (
     Cooperation,
-    check,
+    begin,
     divide,
     local_round,
     needs_validation,
     newest,
-    own_heads,
     received,
     require_statistics,
     runnable,
@@ -107,30 +106,18 @@ class State(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Results of a client's round, or of all clients per group.
+    """Results of a client's round, or of all clients per group."""
 
-    Args:
-      heads: phi_ij after the round, per expert that the client can run.
-      experts: {expert j that it can train: theta_ij}.
-      n: {the same: () float, its training rows if it has trained that expert, else 0}.
-      own: its own expert, as trained or adapted.
-      last: () int32, this round if it has trained its own expert, else -1.
-      loss: (), of local training.
-      idle: () bool, whether it had nothing to train on.
-      up, down: () int32, number of scalars sent and received.
-      teachers: see `LocalRound`.
-    """
-
-    heads: Any
-    experts: Any
-    n: Any
-    own: Any
-    last: Any
-    loss: Any
-    idle: Any
-    up: Any
-    down: Any
-    teachers: Any
+    heads: Any  # phi_ij after the round, per expert that the client can run
+    experts: Any  # {expert j that it can train: theta_ij}
+    n: Any  # {the same: () float, its training rows if it has trained that expert, else 0}
+    own: Any  # its own expert, as trained or adapted
+    last: Any  # () int32, this round if it has trained its own expert, else -1
+    loss: Any  # (), of local training
+    idle: Any  # () bool, whether it had nothing to train on
+    up: Any  # () int32, number of scalars sent
+    down: Any  # () int32, number of scalars received
+    teachers: Any  # see `LocalRound`
 
 
 def select(key, eps, experts: int):
@@ -150,20 +137,12 @@ def build(config: CompFL) -> fl.Algorithm:
     """Build CompFL for the federation's architectures."""
 
     def init(key, federation, hyper):
-        check(config, federation)
+        heads, experts = begin(key, federation, config)
         if config.greedy or config.kd or config.deploy == "ensemble":
             require_statistics(config, federation)
-        models, groups = federation.models, federation.groups
-        weights = fl.initial_weights(key, federation)
-        parts = fl.per_group(lambda model, w: divide(model, w, config), models, weights)
-        heads, experts = zip(*parts, strict=True)
-        return State(
-            hyper,
-            experts,
-            heads=own_heads(key, federation, heads),
-            trained=fl.each_client(key, weights, federation),
-            last=fl.per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), groups),
-        )
+        trained = fl.own_models.start(key, federation)
+        last = fl.per_group(lambda group: jnp.full(len(group.id), -1, jnp.int32), federation.groups)
+        return State(hyper, experts, heads, trained, last)
 
     def receive(key, state, federation, cohort):
         own = fl.per_group(lambda heads: heads[-1], fl.gather(state.heads, cohort))

@@ -70,14 +70,18 @@ def needs_validation(config: Cooperation) -> tuple[str, ...]:
     return ("classes", "validation") if config.accuracy_on == "validation" else ("classes",)
 
 
-def own_heads(key, federation: fl.Federation, heads: fl.PerGroup) -> fl.PerGroup:
-    """Return, per group, the initial heads (n_g, ...) on all experts that its clients can run."""
+def begin(key, federation: fl.Federation, config: Cooperation) -> tuple[fl.PerGroup, fl.PerGroup]:
+    """Return, per group, the heads (n_g, ...) on all experts that its clients can run, and theta_j."""
+    check(config, federation)
+    weights = fl.initial_weights(key, federation)
+    parts = fl.per_group(lambda model, w: divide(model, w, config), federation.models, weights)
+    heads, thetas = zip(*parts, strict=True)
     own = fl.each_client(key, heads, federation)
 
     def of_group(g, js):
         return *(federation.of_each(heads[j], g) for j in js[:-1]), own[g]
 
-    return tuple(of_group(g, js) for g, js in enumerate(runnable(federation.models)))
+    return tuple(of_group(g, js) for g, js in enumerate(runnable(federation.models))), thetas
 
 
 def check(config: Cooperation, federation: fl.Federation) -> None:
@@ -97,10 +101,9 @@ def check(config: Cooperation, federation: fl.Federation) -> None:
 
 
 def require_statistics(config: Cooperation, federation: fl.Federation) -> None:
-    """Refuse local BatchNorm statistics where clients run experts that they have not trained.
+    """Refuse experts smaller than another whose BatchNorm statistics never travel.
 
-    Raises:
-      JaxflError: if an expert smaller than another has BatchNorm whose statistics never travel.
+    Clients run these, but may not have trained them.
     """
     *smaller, _ = sorted(federation.models, key=lambda model: model.size)
     found = [model.name for model in smaller if model.normalised]
@@ -122,15 +125,10 @@ class Adapted(NamedTuple):
 
 
 def adapt(key, client: fl.Client, weights: fl.Weights, hyper, *, own=True, chosen=False) -> Adapted:
-    """Fit a client's head to a frozen extractor (eq. 6).
+    """Fit a client's head to the frozen extractor of an expert, `client.model` (eq. 6).
 
-    Args:
-      key: key of this client and expert.
-      client: the owner of the rows; its `model` is the expert.
-      weights: theta_j, and the client's last head on it.
-      hyper: the options of CompFL.
-      own: bool, whether the expert is the client's own. Another one's head is made anew and fitted.
-      chosen: () bool, whether the client trains the expert.
+    `weights` are theta_j, and the client's last head on it. The head of an expert that is not the client's
+    `own` is made anew and fitted. `chosen` () is whether the client trains the expert.
     """
     model, federation = client.model, client.federation
     (head,) = model.head.names
@@ -186,13 +184,7 @@ def received(
 ) -> fl.PerGroup:
     """Return predictors of clients that received their own expert's extractor, with adapted heads.
 
-    Args:
-      key: key of the round.
-      federation: the clients.
-      cohort: the clients that predict.
-      thetas: per group, the extractor.
-      phis: per group, the clients' heads on their own expert (k_g, ...).
-      hyper: the options.
+    `thetas` are the extractors per group, `phis` the clients' heads on their own expert (k_g, ...).
     """
 
     def client(key, client, theta, phi):
@@ -315,12 +307,9 @@ def teacher_weights(accuracies, known, tau):
 
 
 def teaching(models: Sequence[fl.Model], js: Sequence[int], teachers) -> fl.Predictor:
-    """Return what teaches a group's clients, for `Info.teacher`: sum_j s_j p_j of eq. 3.
+    """Return what teaches the clients that can run experts js, for `Info.teacher`: sum_j s_j p_j of eq. 3.
 
-    Args:
-      models: all experts.
-      js: those that these clients can run.
-      teachers: their weights and s, (k, ...), see `LocalRound`; s is 0 of a client without teachers.
+    `teachers` are weights and s, (k, ...), see `LocalRound`; s is 0 of a client without teachers.
     """
 
     def predict(model, nothing, own, x):
@@ -334,14 +323,9 @@ def teaching(models: Sequence[fl.Model], js: Sequence[int], teachers) -> fl.Pred
 
 
 def objective(model: fl.Model, anchors, taught, hyper, mu) -> Callable:
-    """Return the loss L = CE + lam L_f + mu L_kd (eq. 4).
+    """Return the loss L = CE + lam L_f + mu L_kd (eq. 4), with anchors (C, d) as in `Adapted`.
 
-    Args:
-      model: the expert that is trained.
-      anchors: (C, d), see `Adapted`.
-      taught: (m, C), the teachers' weighted predictions on the client's rows; None without teachers.
-      hyper: the options of CompFL.
-      mu: weight of the distillation in this round.
+    `taught` (m, C) are the teachers' weighted predictions on the client's rows; None without teachers.
     """
 
     def loss(weights, batch, key):

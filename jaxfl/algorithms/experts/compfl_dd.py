@@ -36,11 +36,9 @@ import jax.numpy as jnp
 from jaxfl import fl
 from jaxfl.algorithms.experts.compfl import Greedy, distils
 from jaxfl.algorithms.experts.compfl_client import (
-    check,
-    divide,
+    begin,
     local_round,
     needs_links,
-    own_heads,
     received,
     replaced,
     require_statistics,
@@ -76,35 +74,25 @@ class State(NamedTuple):
 
 
 class Round(NamedTuple):
-    """State within a round.
+    """State within a round."""
 
-    Args:
-      walkers, at, known: see `State`.
-      loss: per group (n_g,), loss of a client's last training in this round.
-      idle: per group (n_g,) bool, whether a client has not trained in this round.
-      sent: per expert (N,) int32, number of times that each client has sent it.
-    """
-
-    walkers: fl.PerGroup
+    walkers: fl.PerGroup  # these three are as in `State`
     at: jax.Array
     known: fl.PerGroup
-    loss: fl.PerGroup
-    idle: fl.PerGroup
-    sent: fl.PerGroup
+    loss: fl.PerGroup  # per group (n_g,), loss of a client's last training in this round
+    idle: fl.PerGroup  # per group (n_g,) bool, whether a client has not trained in this round
+    sent: fl.PerGroup  # per expert (N,) int32, number of times that each client has sent it
 
 
 def build(config: CompFLDD) -> fl.Algorithm:
     """Build CompFL device by device for the federation's architectures."""
 
     def init(key, federation, hyper):
-        check(config, federation)
+        heads, walkers = begin(key, federation, config)
         if config.greedy or config.kd:
             require_statistics(config, federation)
         fl.topology.require_links(federation)
         groups = federation.groups
-        weights = fl.initial_weights(key, federation)
-        parts = fl.per_group(lambda model, w: divide(model, w, config), federation.models, weights)
-        heads, walkers = zip(*parts, strict=True)
         start_key = jax.random.fold_in(key, len(groups))
         order = jax.random.permutation(start_key, federation.clients)
         apart = jnp.concatenate(federation.newcomers)[order]
@@ -115,8 +103,8 @@ def build(config: CompFLDD) -> fl.Algorithm:
             copies = *(federation.of_each(walkers[j], g) for j in js[:-1]), own
             return Known(copies, heads, jnp.zeros((len(groups[g].id), len(js)), bool))
 
-        of_clients = own_heads(key, federation, heads), fl.each_client(key, walkers, federation)
-        of_groups = fl.per_group(known, range(len(groups)), runnable(federation.models), *of_clients)
+        own, js = fl.each_client(key, walkers, federation), runnable(federation.models)
+        of_groups = fl.per_group(known, range(len(groups)), js, heads, own)
         return State(hyper, walkers, starts.astype(jnp.int32), of_groups)
 
     def receive(key, state, federation, cohort):

@@ -33,12 +33,10 @@ import jax.numpy as jnp
 from jaxfl import fl
 from jaxfl.algorithms.experts.compfl_client import (
     Cooperation,
-    check,
-    divide,
+    begin,
     local_round,
     needs_links,
     newest,
-    own_heads,
     replaced,
     runnable,
 )
@@ -71,19 +69,16 @@ def build(config: CompFLMM) -> fl.Algorithm:
     """Build CompFL model by model for the federation's architectures."""
 
     def init(key, federation, hyper):
-        check(config, federation)
+        heads, thetas = begin(key, federation, config)
         fl.topology.require_links(federation)
-        weights = fl.initial_weights(key, federation)
-        parts = fl.per_group(lambda model, w: divide(model, w, config), federation.models, weights)
-        heads, thetas = zip(*parts, strict=True)
 
         def held(g, js, heads, own):
             copies = (own if j == js[-1] else federation.of_each(theta, g) for j, theta in enumerate(thetas))
             copies = tuple(copy if config.relay or j in js else None for j, copy in enumerate(copies))
             return Held(copies, heads, jnp.zeros((len(federation.groups[g].id), len(js)), bool))
 
-        own = own_heads(key, federation, heads), fl.each_client(key, thetas, federation)
-        return State(hyper, fl.per_group(held, range(len(thetas)), runnable(federation.models), *own))
+        own, js = fl.each_client(key, thetas, federation), runnable(federation.models)
+        return State(hyper, fl.per_group(held, range(len(thetas)), js, heads, own))
 
     def receive(key, state, federation, cohort):
         def client(key, client, shared, own):

@@ -204,7 +204,7 @@ def build(config: FedCMD) -> fl.Algorithm:
         fedavg = selecting & (config.selection == "fedavg")
 
         def client(key, client, nothing, w):
-            done = train_and_vote(key, client, w, federation, state.hyper, selecting)
+            done = train_and_vote(key, client, w, state.hyper, selecting)
             return done.weights, done.tally, done.loss, done.steps == 0
 
         def visit(key, who, last, own):

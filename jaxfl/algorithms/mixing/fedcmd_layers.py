@@ -16,18 +16,10 @@ from jaxfl import fl
 def assemble(
     model: fl.Model, shared: fl.Weights, own: fl.Weights, pool: fl.Weights, personal, weights
 ) -> fl.Weights:
-    """Assemble the models that clients start from.
+    """Assemble the models (k, ...) that clients start from.
 
-    Args:
-      model: the group's architecture.
-      shared: the global model.
-      own: the clients' own models (k, ...).
-      pool: the models that are mixed (m, ...).
-      personal: (blocks,) bool, the personal blocks.
-      weights: (k, m), mixing weights, rows that sum to 1.
-
-    Returns:
-      Weights (k, ...).
+    Blocks that are `personal` (blocks,) are the clients' `own` (k, ...), those before them are those of the
+    global model `shared`, and others of the `pool` (m, ...), mixed by `weights` (k, m), whose rows sum to 1.
     """
     first = jnp.where(personal.any(), personal.argmax(), len(model.names))
 
@@ -53,13 +45,7 @@ def _by_block(model: fl.Model, f: Callable, one: fl.Weights, other: fl.Weights) 
 
 
 def each_by_its_layers(f: Callable, personal, *own):
-    """Return ``f(personal, *own)`` for clients with the same personal layers, or for each with its own.
-
-    Args:
-      f: function of layers (blocks,) and the clients' values (k, ...), which gives (k, ...).
-      personal: (blocks,) or (k, blocks) bool, the personal blocks.
-      *own: (k, ...), the clients' values.
-    """
+    """Return ``f(personal (blocks,), *own (k, ...)) -> (k, ...)``; `personal` may be (k, blocks)."""
     if personal.ndim == 1:
         return f(personal, *own)
 
@@ -73,14 +59,7 @@ def each_by_its_layers(f: Callable, personal, *own):
 def mixing_weights(phi, i, j, tail: str):
     """Return the weights of eq. 7, Phi_ij / sum_j Phi_ij with Phi_ii = 1, or their softmax over j.
 
-    Args:
-      phi: (k, m), Phi, similarities of clients i to clients j.
-      i: (k,) int32, places in the group.
-      j: (m,) int32, the same; `fl.NOBODY` in empty places, which have weight 0.
-      tail: "softmax", or another value of FedCMD's option, for which the weights are shares.
-
-    Returns:
-      (k, m), rows that sum to 1.
+    Phi (k, m) is of the clients in places i (k,) and j (m,) of the group. Places `fl.NOBODY` have weight 0.
     """
     same = i[:, None] == j[None]
     real = jnp.broadcast_to(j != fl.NOBODY, same.shape)
@@ -93,17 +72,18 @@ def mixing_weights(phi, i, j, tail: str):
 def cosine(model: fl.Model, one: fl.Weights, other: fl.Weights, personal):
     """Return the cosine of the flattened personal layers, eq. 8: weights (k, ...), (m, ...) -> (k, m)."""
 
-    def squares(w):
-        return _over_personal(
-            model,
-            one,
-            personal,
-            lambda name: fl.tree.total(_flat(leaf**2).sum(1) for leaf in jax.tree.leaves(w.params[name])),
-        )
+    def total(of_block):
+        return _over_personal(model, one, personal, of_block)
 
-    dots = _over_personal(
-        model, one, personal, lambda name: fl.mixing.products(one.params[name], other.params[name])
-    )
+    def squares(w):
+        def of_block(name):
+            return fl.tree.total(
+                (leaf.reshape(len(leaf), -1) ** 2).sum(1) for leaf in jax.tree.leaves(w.params[name])
+            )
+
+        return total(of_block)
+
+    dots = total(lambda name: fl.mixing.products(one.params[name], other.params[name]))
     return dots / jnp.maximum(jnp.sqrt(squares(one)[:, None] * squares(other)[None]), fl.mixing.EPS)
 
 
@@ -132,7 +112,3 @@ def _over_personal(model: fl.Model, weights: fl.Weights, personal, of_block: Cal
         return jnp.where(personal[b], value, jnp.zeros_like(value))
 
     return fl.tree.total(counted(b, name) for b, name in enumerate(model.names) if weights.params[name])
-
-
-def _flat(leaf):
-    return leaf.reshape(len(leaf), -1)

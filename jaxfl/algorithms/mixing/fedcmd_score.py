@@ -94,14 +94,9 @@ def flow(x, outputs) -> tuple[Moments, ...]:
 
 
 def ballot(model: fl.Model, seen: tuple[Moments, ...], y, real, config) -> Tally:
-    """Score the candidates, and vote for one.
+    """Score the candidates by what `flow` has seen and labels y (B,) int32, and vote for one.
 
-    Args:
-      model: the architecture.
-      seen: what `flow` returns; the first layer's input is the images.
-      y: (B,) int32, labels.
-      real: (B,) bool, the rows that count.
-      config: FedCMD's options.
+    Only rows in `real` (B,) bool count.
     """
     labels = moments(y.astype(seen[0].mean.dtype))
     x, *outputs, y = (gaussian(rows, real, config.score_scale) for rows in (*seen, labels))
@@ -125,39 +120,24 @@ def vote(scores, names: tuple[str, ...], ties: str):
     return jax.nn.one_hot(winner, len(names), dtype=jnp.int32)
 
 
-def no_votes(model: fl.Model, config) -> Tally:
-    """Return the tally before the first mini-batch."""
-    names = candidates(model, config.candidates)
-    return Tally(jnp.zeros(len(names), jnp.int32), jnp.zeros(len(names)))
-
-
-def train_and_vote(
-    key, client: fl.Client, w: fl.Weights, federation: fl.Federation, hyper, voting
-) -> fl.Trained:
-    """Train a client's model on the cross-entropy; the tally is the client's `Tally`.
-
-    Args:
-      key: of the client in this round.
-      client: the client.
-      w: where to start.
-      federation: the images.
-      hyper: FedCMD's options.
-      voting: () bool, whether clients vote in this round.
-    """
+def train_and_vote(key, client: fl.Client, w: fl.Weights, hyper, voting) -> fl.Trained:
+    """Train a client's model w on the cross-entropy; its `Tally` has no votes unless `voting`, () bool."""
     rows = fl.own_rows(client, hyper)
     if hyper.vote_on == "rows":
         trained = fl.descend(fl.task_loss(client.model), w, key, rows, hyper)
-        tally = after_training(client, trained.weights, jnp.where(voting, client.size, 0), federation, hyper)
+        tally = after_training(client, trained.weights, jnp.where(voting, client.size, 0), hyper)
     else:
-        loss, nothing = voting_loss(client.model, hyper), no_votes(client.model, hyper)
-        trained = fl.descend(loss, w, key, rows, hyper, tally=nothing)
+        count = len(candidates(client.model, hyper.candidates))
+        nothing = Tally(jnp.zeros(count, jnp.int32), jnp.zeros(count))
+        trained = fl.descend(voting_loss(client.model, hyper), w, key, rows, hyper, tally=nothing)
         batches = jnp.maximum(trained.steps, 1).astype(nothing.scores.dtype)
         tally = trained.tally._replace(scores=trained.tally.scores / batches)
     return trained._replace(tally=tally._replace(votes=jnp.where(voting, tally.votes, 0)))
 
 
-def after_training(client: fl.Client, w: fl.Weights, size, federation: fl.Federation, config) -> Tally:
+def after_training(client: fl.Client, w: fl.Weights, size, config) -> Tally:
     """Return the vote and scores on a client's first `size` () training rows, in evaluation mode."""
+    federation = client.federation
 
     def of_images(x):
         return flow(x, client.model.outputs(w.params, w.stats, x, train=False)[0])

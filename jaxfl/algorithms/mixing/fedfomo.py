@@ -89,16 +89,9 @@ class Arrival(NamedTuple):
 
 
 def choose(key, affinity, pool: Pool, oneself, downloads: int, epsilon, clients: int):
-    """Choose the models that a client downloads.
+    """Choose the models that the client with id `oneself` downloads, by its row of P (n,).
 
-    Args:
-      key: key of the client's exploration.
-      affinity: the client's row of P, (n,).
-      pool: the models to choose from.
-      oneself: the client's id.
-      downloads: M, maximum number of downloads.
-      epsilon: probability of a random download.
-      clients: N, for all of which random numbers are drawn.
+    Random numbers are drawn for all N `clients`, whatever the pool.
 
     Returns:
       Places in the pool (m,) with m = min(M, n), and a mask (m,) bool of those that are downloads.

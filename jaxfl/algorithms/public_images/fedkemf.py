@@ -73,24 +73,13 @@ def network(config: FedKEMF, federation) -> fl.Model:
 
 
 def side_by_side(own: fl.Weights, knowledge: fl.Weights) -> fl.Weights:
-    """Join both networks in one model, with prefixes to their blocks' names."""
-    return fl.Weights(
-        *(
-            {f"own {name}": leaves for name, leaves in mine.items()}
-            | {f"knowledge {name}": leaves for name, leaves in common.items()}
-            for mine, common in zip(own, knowledge, strict=True)
-        )
-    )
+    """Join both networks in one."""
+    return fl.Weights(*({"own": w, "knowledge": g} for w, g in zip(own, knowledge, strict=True)))
 
 
 def apart(both: fl.Weights, whose: str) -> fl.Weights:
-    """Return one of the two networks, by the prefix of its blocks."""
-    return fl.Weights(
-        *(
-            {name.removeprefix(whose): leaves for name, leaves in part.items() if name.startswith(whose)}
-            for part in both
-        )
-    )
+    """Return one of the two networks, "own" or "knowledge"."""
+    return fl.Weights(both.params[whose], both.stats[whose])
 
 
 def mutual(model: fl.Model, knowledge: fl.Model):
@@ -98,17 +87,16 @@ def mutual(model: fl.Model, knowledge: fl.Model):
     task = model.task
 
     def loss(both, batch, key):
-        logits, stats = [], []
-        for number, (network, whose) in enumerate(((model, "own "), (knowledge, "knowledge "))):
+        logits, stats = [], {}
+        for number, (network, whose) in enumerate(((model, "own"), (knowledge, "knowledge"))):
             of_network = jax.random.fold_in(key, number)  # separate dropout
-            scores, new = fl.forward(network, apart(both, whose), batch, of_network)
+            scores, stats[whose] = fl.forward(network, apart(both, whose), batch, of_network)
             logits.append(scores)
-            stats.append(new)
         value = jnp.zeros(())
         for student, teacher in (logits, logits[::-1]):
             apart_by = task.apart(student, task.soft(jax.lax.stop_gradient(teacher)))
             value = value + fl.mean(task.losses(student, batch.y) + apart_by, batch)
-        return value, side_by_side(fl.Weights({}, stats[0]), fl.Weights({}, stats[1])).stats
+        return value, stats
 
     return loss
 
@@ -129,7 +117,7 @@ def build(config: FedKEMF) -> fl.Algorithm:
         def client(key, client, g, w):
             loss, both = mutual(client.model, knowledge), side_by_side(w, g)
             trained = fl.descend(loss, both, key, fl.own_rows(client, hyper), hyper)
-            return *(apart(trained.weights, whose) for whose in ("own ", "knowledge ")), trained.loss
+            return *(apart(trained.weights, whose) for whose in ("own", "knowledge")), trained.loss
 
         everywhere = (state.knowledge,) * len(federation.groups)
         own = fl.gather(state.weights, cohort)

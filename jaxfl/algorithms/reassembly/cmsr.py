@@ -25,22 +25,24 @@ import numpy as np
 
 from jaxfl import fl
 
+BlockRef = fl.reassembly.BlockRef
+Pool = fl.reassembly.Pool
 Anchor = Literal["random", "max", "min"]
-Choices = list[list[fl.reassembly.BlockRef]]  # C[1]..C[r*]
+Choices = list[list[BlockRef]]  # C[1]..C[r*]
 RERUNS = 10  # of a search while no candidate is small enough
 
 
 class Candidate(NamedTuple):
     """A personalised model c_{m,s} before stitching."""
 
-    blocks: tuple[fl.reassembly.BlockRef, ...]  # the blocks, in the order in which they are applied
+    blocks: tuple[BlockRef, ...]  # the blocks, in the order in which they are applied
     substituted: int  # number of first blocks that were searched for; the rest completes the model
     similarity: tuple[float, ...]  # of each block to the client's own block that it replaces, eq. 1
 
 
 def cmsr(
     client: int,
-    pool: fl.reassembly.Pool,
+    pool: Pool,
     rng: np.random.Generator,
     *,
     anchor: Anchor = "random",
@@ -68,9 +70,7 @@ def cmsr(
     return [assemble(blocks + rest, len(choices), client, pool) for blocks in chosen]
 
 
-def choose_anchor(
-    first: fl.reassembly.BlockRef, pool: fl.reassembly.Pool, rng: np.random.Generator, rule: Anchor
-) -> fl.reassembly.BlockRef:
+def choose_anchor(first: BlockRef, pool: Pool, rng: np.random.Generator, rule: Anchor) -> BlockRef:
     """Choose the block that replaces the client's first one (step 1); see `cmsr` for the rules."""
     group = [block for block in pool.blocks if block.group == first.group]
     if rule == "max":
@@ -83,12 +83,7 @@ def choose_anchor(
     return group[rng.integers(len(group))]
 
 
-def search(
-    own: Sequence[fl.reassembly.BlockRef],
-    anchor: fl.reassembly.BlockRef,
-    pool: fl.reassembly.Pool,
-    ordered: bool,
-) -> Choices:
+def search(own: Sequence[BlockRef], anchor: BlockRef, pool: Pool, ordered: bool) -> Choices:
     """Return the choices for each of the first r* places (step 2)."""
     choices, q = [[anchor]], anchor.index
     for block in own[1:]:
@@ -101,12 +96,8 @@ def search(
 
 
 def generate(
-    choices: Choices,
-    own: Sequence[fl.reassembly.BlockRef],
-    rng: np.random.Generator,
-    ordered: bool,
-    most: int,
-) -> list[tuple[fl.reassembly.BlockRef, ...]]:
+    choices: Choices, own: Sequence[BlockRef], rng: np.random.Generator, ordered: bool, most: int
+) -> list[tuple[BlockRef, ...]]:
     """Draw tuples of C[1] x ... x C[r*] that satisfy the order condition, all equally likely.
 
     A random walk takes the next block with a probability proportional to the number of tuples that continue
@@ -137,10 +128,7 @@ def continuations(choices: Choices, ordered: bool) -> list[list[int]]:
 
 
 def bounded(
-    run: Callable[[], list[Candidate]],
-    size: Callable[[Candidate], int],
-    bound: float,
-    fallback: Candidate,
+    run: Callable[[], list[Candidate]], size: Callable[[Candidate], int], bound: float, fallback: Candidate
 ) -> list[Candidate]:
     """Return the candidates with |c| <= (1 + eta) |w_m| (pFedClub+, section 4.4).
 
@@ -158,9 +146,7 @@ def bounded(
     return [fallback]
 
 
-def assemble(
-    blocks: tuple[fl.reassembly.BlockRef, ...], substituted: int, client: int, pool: fl.reassembly.Pool
-) -> Candidate:
+def assemble(blocks: tuple[BlockRef, ...], substituted: int, client: int, pool: Pool) -> Candidate:
     """Return a candidate for a client; `blocks` may be fewer than the client's own."""
     place = {block: i for i, block in enumerate(pool.blocks)}
     pairs = zip(pool.own(client), blocks, strict=False)
@@ -168,7 +154,7 @@ def assemble(
     return Candidate(blocks, substituted, similarity)
 
 
-def identity(client: int, pool: fl.reassembly.Pool) -> Candidate:
+def identity(client: int, pool: Pool) -> Candidate:
     """Return the client's own model as a candidate, with nothing substituted."""
     return assemble(pool.own(client), 0, client, pool)
 

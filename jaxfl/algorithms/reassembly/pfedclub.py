@@ -42,12 +42,7 @@ class PFedClub(fl.reassembly.Reassembly):
 
 
 def build(config: PFedClub, eta: Callable[[Any], float] = lambda options: math.inf) -> fl.Algorithm:
-    """Learn from teachers, which the server assembles between rounds.
-
-    Args:
-      config: the options.
-      eta: ``options -> eta``, read in every round.
-    """
+    """Learn from teachers, which the server assembles between rounds; ``eta(options)`` is read in each."""
 
     def assemble(server):
         bound = 1 + float(eta(server.options))

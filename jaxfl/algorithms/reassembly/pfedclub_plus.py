@@ -22,10 +22,4 @@ def build(config: PFedClubPlus) -> fl.Algorithm:
     return pfedclub.build(config, eta=lambda options: options.eta)
 
 
-pfedclub_plus = fl.Method(
-    "pfedclub-plus",
-    build,
-    PFedClubPlus,
-    needs=("public",),
-    pictures={"assembled.png": fl.reassembly.draw_assembled},
-)
+pfedclub_plus = pfedclub.pfedclub._replace(name="pfedclub-plus", build=build, config=PFedClubPlus)

@@ -36,6 +36,9 @@ import numpy as np
 
 from jaxfl import fl
 
+BlockRef = fl.reassembly.BlockRef
+Pool = fl.reassembly.Pool
+
 
 @fl.options
 class PFedHR(fl.reassembly.Reassembly):
@@ -81,24 +84,18 @@ def build(config: PFedHR) -> fl.Algorithm:
 
 
 def candidates(
-    pool: fl.reassembly.Pool, rng: np.random.Generator, lengths: Sequence[int], number: int
-) -> list[tuple[fl.reassembly.BlockRef, ...]]:
+    pool: Pool, rng: np.random.Generator, lengths: Sequence[int], number: int
+) -> list[tuple[BlockRef, ...]]:
     """Draw sequences of blocks, of these lengths in turn."""
     in_turn = itertools.islice(itertools.cycle(lengths), number)
     return [candidate(pool, rng, length) for length in in_turn]
 
 
-def candidate(
-    pool: fl.reassembly.Pool, rng: np.random.Generator, length: int
-) -> tuple[fl.reassembly.BlockRef, ...]:
+def candidate(pool: Pool, rng: np.random.Generator, length: int) -> tuple[BlockRef, ...]:
     """Draw blocks, at least one of every group and of every kind, in an order that makes a network.
 
     Convolutions come before dense blocks; each kind is ordered by the blocks' places in their own models.
-
-    Args:
-      pool: the blocks of the round.
-      rng: draws the blocks.
-      length: number of blocks; more if there are more groups or kinds, fewer if the pool is smaller.
+    There are more than `length` if there are more groups or kinds, fewer if the pool is smaller.
     """
     kinds = {block.kind for block in pool.blocks}
     while True:
@@ -107,7 +104,7 @@ def candidate(
             return tuple(sorted(blocks, key=lambda block: (block.kind != "conv", block.index)))
 
 
-def draw(pool: fl.reassembly.Pool, rng: np.random.Generator, length: int) -> list[fl.reassembly.BlockRef]:
+def draw(pool: Pool, rng: np.random.Generator, length: int) -> list[BlockRef]:
     """Draw one block of each group, and the missing number from all others; no block is drawn twice."""
     groups = [[b for b in pool.blocks if b.group == k] for k in sorted({b.group for b in pool.blocks})]
     chosen = [group[rng.integers(len(group))] for group in groups]

@@ -111,14 +111,10 @@ def kept_ratio(held: Mask):
 
 
 def averaged(server: Server, sent: Mask, weights: fl.Weights, present, now) -> Server:
-    """Return the server after a round.
+    """Return the server after round number `now` (), in which clients sent masks and models (k, ...).
 
-    Args:
-      server: the server before the round.
-      sent: the masks of the cohort, (k, ...).
-      weights: the cohort's models, (k, ...), 0 where they are pruned.
-      present: (k,) bool, False in empty places, and for who joins without rows.
-      now: () int32, number of rounds including this one.
+    Models are 0 where they are pruned. `present` (k,) is False in empty places, and for who joins without
+    rows.
     """
     counted = jax.tree.map(lambda sent, w: sent.astype(w.dtype), sent, weights)
     sums, counts = fl.tree.weighted_sum(present, weights), fl.tree.weighted_sum(present, counted)
@@ -151,7 +147,7 @@ def build(config: Hermes) -> fl.Algorithm:
         own = fl.gather(state.own, cohort)
         return fl.own_models.predictors(fl.map_clients(client, key, federation, cohort, state.server, own))
 
-    def share_to_prune(client, held, w, federation, hyper):
+    def share_to_prune(client, held, w, hyper):
         """Return the share that a client prunes of what is left in each layer, ()."""
         layers = pruning.kernels(client.model, held, config.granularity)
         of_layers = pruning.scalars(layers).astype(float) / fl.tree.scalars(held.params)
@@ -166,7 +162,7 @@ def build(config: Hermes) -> fl.Algorithm:
 
         def client(key, client, server, own):
             model, w = client.model, begun(server, own)
-            part = share_to_prune(client, own.held, w, federation, hyper)
+            part = share_to_prune(client, own.held, w, hyper)
             held = pruning.pruned(model, own.held, w, part, config.granularity)
             if config.rewind:
                 has_pruned = pruning.scalars(held) < pruning.scalars(own.held)

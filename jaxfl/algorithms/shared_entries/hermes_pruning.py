@@ -69,14 +69,9 @@ def bits(model: fl.Model, weights: fl.Weights, granularity: str) -> int:
 
 
 def pruned(model: fl.Model, held: Mask, weights: fl.Weights, share, granularity: str) -> Mask:
-    """Return the mask after a client has pruned.
+    """Return the mask after a client has pruned, by the size of its weights.
 
-    Args:
-      model: the client's architecture.
-      held: the mask before.
-      weights: the weights whose size decides.
-      share: () in [0, 1], of what is left in each layer, rounded to a whole number. 0 changes nothing.
-      granularity: "channel" or "weight".
+    Of what is left in each layer a share goes, () in [0, 1], rounded to a whole number. 0 changes nothing.
     """
     chosen = kernels(model, weights, granularity)
 
@@ -95,13 +90,7 @@ def pruned(model: fl.Model, held: Mask, weights: fl.Weights, share, granularity:
 
 
 def largest(held, size, share):
-    """Return the mask of the held entries that stay when a share of them goes, the smallest first.
-
-    Args:
-      held: bools of any shape.
-      size: sizes of the entries, of the same shape.
-      share: () in [0, 1].
-    """
+    """Return the mask of the held entries that stay when a share () of them goes, of the least size first."""
     order = jnp.argsort(jnp.where(held, size, jnp.inf).reshape(-1))
     left = held.sum(dtype=jnp.int32)
     gone = jnp.round(share * left.astype(share.dtype)).astype(jnp.int32)

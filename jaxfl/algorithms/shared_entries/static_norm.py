@@ -32,18 +32,10 @@ def rows_of_all(group: fl.Client):
 
 
 def gathered(model: fl.Model, params, rows, size, federation: fl.Federation, key) -> dict:
-    """Gather the statistics of a network's norms over some images.
+    """Gather the statistics of a network's norms, as in `Weights.stats`, over the first `size` () rows (m,).
 
-    Args:
-      model: the network.
-      params: its parameters.
-      rows: (m,) int32, indices of the images.
-      size: () int32, number of real rows; without any, means are 0 and variances 1.
-      federation: holds the images.
-      key: for the order of mini-batches, and for dropout within normalising blocks.
-
-    Returns:
-      Statistics in the form of `Weights.stats`.
+    Without any row, means are 0 and variances 1. The key is for the order of mini-batches, and for dropout
+    within normalising blocks.
     """
     nothing, dtype = unknown(model), federation.mean.dtype
     norms = tuple(block for block, stats in nothing.items() if jax.tree.leaves(stats))

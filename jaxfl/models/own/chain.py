@@ -143,15 +143,7 @@ def uses(network: Network, start: int | None, stop: int | None, with_outputs: bo
 def chain(
     name: str, network: Network, classes: int, *, head: str | None = None, blocks: Sequence[str] | None = None
 ) -> Model:
-    """Make a model of a network.
-
-    Args:
-      name: name of the architecture.
-      network: network to divide.
-      classes: number of outputs.
-      head: layer with which the head begins; by default the last one with weights that does more than
-        normalise.
-      blocks: layers with which blocks begin; by default each with weights, except those that normalise.
+    """Make a model of a network; `head` and `blocks` are as in `from_linen`.
 
     Raises:
       JaxflError: if there is no such layer, or a block cannot begin there.

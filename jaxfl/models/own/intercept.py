@@ -51,8 +51,7 @@ def intercepted(modules: list[Any], intercept: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(kind: type, watched: set[int], intercept: Callable) -> Iterator[None]:
-    inherited, call = "__call__" not in vars(kind), kind.__call__
-    own = vars(kind).get("__call__")
+    own, call = vars(kind).get("__call__"), kind.__call__
 
     def replacement(self, *inputs, **options):
         def plain(*inputs, **options):
@@ -65,7 +64,7 @@ def _replaced(kind: type, watched: set[int], intercept: Callable) -> Iterator[No
     try:
         yield
     finally:
-        if inherited:
+        if own is None:
             type.__delattr__(kind, "__call__")
         else:
             type.__setattr__(kind, "__call__", own)

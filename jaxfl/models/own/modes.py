@@ -21,11 +21,7 @@ def modes(call, train: bool) -> dict[str, Any]:
 
 
 def require_modes(kind: type, *arguments: str, **options: Any) -> None:
-    """Raise `JaxflError` if a class of modules cannot be called like this.
-
-    Raises:
-      JaxflError: naming its file and line, its parameters and those that it may have.
-    """
+    """Refuse a class of modules that cannot be called like this, naming what parameters it may have."""
     options = modes(kind.__call__, True) | options
     require_call(f"{kind.__name__}.__call__", kind.__call__, "self", "x", *arguments, **options)
 

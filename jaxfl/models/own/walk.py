@@ -149,12 +149,7 @@ def images(network: Network, examples: int = EXAMPLES) -> jax.ShapeDtypeStruct:
 
 
 def real_rows(mask: jax.Array, x: jax.Array, where: str) -> jax.Array:
-    """Return which examples of a layer's input are real, as BatchNorm's `mask`: (B, 1, ...) bool.
-
-    Args:
-      mask: (B,) bool, real rows of the batch.
-      x: (B, ...), input of the layer.
-      where: place where the network is defined.
+    """Return which examples of a layer's input x (B, ...) are real, as BatchNorm's `mask`: (B, 1, ...) bool.
 
     Raises:
       JaxflError: if the network has folded another axis into the batch, so that the examples of rows are

@@ -1,7 +1,9 @@
 """The architectures, one factory each, and how a choice such as ``resnet18,width=0.5`` names one.
 
 A factory takes the shape of an example, (H, W, C) of an image, the number of classes, and options. Those that
-most networks have are explained in `jaxfl.models.build.USUAL`. One out of range raises JaxflError.
+most networks have are explained in `jaxfl.models.build.USUAL`. One out of range raises JaxflError. One for
+tokens, whose shape is (T,), also takes their vocabulary, the number of different ones, and `every_token`:
+whether outputs are of each token, by those up to it.
 """
 
 import inspect
@@ -14,17 +16,24 @@ from jaxfl.errors import JaxflError
 from jaxfl.models.build import USUAL, with_features
 from jaxfl.models.model import Model, TokenShape
 from jaxfl.models.shape_check import check, noted, refuse_module
-from jaxfl.models.zoo.alexnet import alexnet
-from jaxfl.models.zoo.club import cnn1, cnn2, cnn3, cnn4
 from jaxfl.models.zoo.densenet import densenet121, densenet161, densenet169, densenet201
-from jaxfl.models.zoo.experts import cifar_small, fmnist_large, fmnist_small
 from jaxfl.models.zoo.gru import gru
 from jaxfl.models.zoo.harcnn import harcnn
-from jaxfl.models.zoo.lenet import lenet
-from jaxfl.models.zoo.lenet5 import lenet5
-from jaxfl.models.zoo.mcmahan import mcmahan
-from jaxfl.models.zoo.mlp import mlp
 from jaxfl.models.zoo.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v3
+from jaxfl.models.zoo.plain import (
+    alexnet,
+    cifar_small,
+    cnn1,
+    cnn2,
+    cnn3,
+    cnn4,
+    fmnist_large,
+    fmnist_small,
+    lenet,
+    lenet5,
+    mcmahan,
+    mlp,
+)
 from jaxfl.models.zoo.resnet import resnet9, resnet18, resnet50, resnet101, resnet152
 from jaxfl.models.zoo.shufflenet import shufflenet
 from jaxfl.models.zoo.transformer import transformer

@@ -14,14 +14,8 @@ def encoded(
 ) -> jax.Array:
     """Return tokens (B, T, d) after attention and a perceptron of two layers, in a module's compact method.
 
-    Each comes after a LayerNorm and has a shortcut.
-
-    Args:
-      x: the tokens.
-      heads: number of attention heads.
-      dropout: probability of dropping an output of attention or perceptron.
-      train: whether it drops any.
-      mask: (B, 1, 1, T) bool, the tokens to attend to; all by default.
+    Each comes after a LayerNorm and has a shortcut, and dropout of its outputs. `mask` (B, 1, 1, T) are the
+    tokens to attend to; all by default.
     """
     dtype, features = jnp.result_type(float), x.shape[-1]
 

@@ -66,16 +66,9 @@ def gru(
     """Embedding, gated recurrent units, classifier of their last state, or of each.
 
     Args:
-      shape: (T,) of the tokens.
-      classes: number of classes.
-      vocabulary: number of different tokens.
-      every_token: whether outputs are of each token, by those up to it.
       width: factor on the features of the embedding and of the state.
       embedding: features of a token.
       hidden: features of the state.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     body = [
         Block("embed", Embedding(vocabulary, scaled(width, embedding))),

@@ -31,10 +31,11 @@ def resnet9(*, shape: Shape, classes: int, width: float = 1.0, norm: NormName = 
     return network("resnet9", body, shape=shape, classes=classes, minimum=8)  # three 2x2 poolings
 
 
-def _resnet(
-    name: str, block: type[BasicBlock | Bottleneck], counts: Sequence[int], what: str
-) -> Callable[..., Model]:
-    """Return the factory of a network with `counts` blocks in its four stages; `what` says which they are."""
+def _resnet(block: type[BasicBlock | Bottleneck], counts: Sequence[int]) -> Callable[..., Model]:
+    """Return the factory of a network with `counts` blocks in its four stages."""
+    each, kind = {BasicBlock: (2, "basic blocks"), Bottleneck: (3, "bottlenecks")}[block]
+    convolutions = 1 + each * sum(counts)
+    name = f"resnet{convolutions + 1}"
 
     def factory(
         *, shape: Shape, classes: int, width: float = 1.0, norm: NormName = "batch", stem: StemName = "cifar"
@@ -50,28 +51,15 @@ def _resnet(
                 body.append(Block(f"stage{stage}_{i}", block(features, stride, batch, pool)))
         return network(name, body, shape=shape, classes=classes)
 
-    factory.__doc__ = f"{what}\n\nHe et al. 2016, arXiv:1512.03385, table 1."
+    *first, last = map(str, counts)
+    factory.__doc__ = f"""{", ".join(first)} and {last} {kind} in four stages; {convolutions} convolutions.
+
+    He et al. 2016, arXiv:1512.03385, table 1.
+    """
     return factory
 
 
-resnet18 = _resnet(
-    "resnet18",
-    BasicBlock,
-    (2, 2, 2, 2),
-    "Two basic blocks in each of four stages, global average pooling; 17 convolutions.",
-)
-resnet50 = _resnet(
-    "resnet50", Bottleneck, (3, 4, 6, 3), "3, 4, 6 and 3 bottlenecks in four stages; 49 convolutions."
-)
-resnet101 = _resnet(
-    "resnet101",
-    Bottleneck,
-    (3, 4, 23, 3),
-    "3, 4, 23 and 3 bottlenecks in four stages; 100 convolutions.",
-)
-resnet152 = _resnet(
-    "resnet152",
-    Bottleneck,
-    (3, 8, 36, 3),
-    "3, 8, 36 and 3 bottlenecks in four stages; 151 convolutions.",
-)
+resnet18 = _resnet(BasicBlock, (2, 2, 2, 2))
+resnet50 = _resnet(Bottleneck, (3, 4, 6, 3))
+resnet101 = _resnet(Bottleneck, (3, 4, 23, 3))
+resnet152 = _resnet(Bottleneck, (3, 8, 36, 3))

@@ -28,10 +28,6 @@ class ImageNetStem(nn.Module):
 
 
 def first_block(stem: StemName, imagenet: nn.Module, cifar: nn.Module) -> Block:
-    """Return the block "stem" with the module that the option `stem` of a factory asks for.
-
-    Raises:
-      JaxflError: if it is neither "cifar" nor "imagenet".
-    """
+    """Return the block "stem" that an option asks for; `JaxflError` if it is not "cifar" or "imagenet"."""
     modules = {"cifar": cifar, "imagenet": imagenet}
     return Block("stem", modules[choice("stem", stem, tuple(modules))])

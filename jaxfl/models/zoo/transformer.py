@@ -53,17 +53,10 @@ def transformer(
     Vaswani et al. 2017, arXiv:1706.03762, with the norms before attention and perceptron.
 
     Args:
-      shape: (T,) of the tokens.
-      classes: number of classes.
-      vocabulary: number of different tokens.
-      every_token: whether outputs are of each token, by those up to it.
       width: factor on the 64 features of a token.
       depth: number of encoders.
       heads: number of attention heads; the number of features is a multiple of it.
       dropout: probability of dropping an output of attention or perceptron, at least 0 and below 1.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     features, dropout = scaled(width, 64), probability("dropout", dropout)
     if heads < 1 or features % heads:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxfl.errors import JaxflError
 from jaxfl.models.blocks import Linear
-from jaxfl.models.build import network, probability, scaled
+from jaxfl.models.build import Shape, network, probability, scaled
 from jaxfl.models.model import Block, Model
 from jaxfl.models.zoo.encoder import UNCUT, encoded, layer_norm
 
@@ -54,7 +54,7 @@ class Encoder(nn.Module):
 
 def vit(
     *,
-    shape: tuple[int, int, int],
+    shape: Shape,
     classes: int,
     patch: int = 4,
     width: float = 1.0,
@@ -69,16 +69,11 @@ def vit(
     keep their places in the image from block to block.
 
     Args:
-      shape: (H, W, C) of the images.
-      classes: number of classes.
       patch: side of a patch in pixels; height and width of images are multiples of it.
       width: factor on the 192 features of a token.
       depth: number of encoders.
       heads: number of attention heads; the number of features is a multiple of it.
       dropout: probability of dropping an output of attention or perceptron, at least 0 and below 1.
-
-    Raises:
-      JaxflError: if an argument is out of range.
     """
     features, dropout = scaled(width, 192), probability("dropout", dropout)
     if tuple(shape[:2]) == (1, 1):

@@ -121,7 +121,7 @@ def two_networks_of_one_architecture_drop_out_different_units():
     batch = Batch(np.ones((2, *SHAPE), np.float32), rows, rows < 2, rows)
     loss = method.mutual(model, model)
     gradient, _ = jax.jit(jax.grad(loss, has_aux=True))(method.side_by_side(w, w), batch, key)
-    assert differ(method.apart(gradient, "own "), method.apart(gradient, "knowledge "))
+    assert differ(method.apart(gradient, "own"), method.apart(gradient, "knowledge"))
 
 
 fedkemf = Case(
