@@ -284,7 +284,7 @@ def _partition(arguments: list[str]) -> None:
     source = load_source(setup)
     partition = divide(setup, source, saved)
     drawn = draw_shift(setup, source, len(partition.train))
-    partition_formats.require(formats.format, partition)
+    partition_formats.require(formats.format, partition, source)
     store.check_free(folder)  # still, after the data have been read
     moments = moments or training_moments(source, partition.train, setup.data.normalise)
     written = save_partition(folder, setup, source, partition, drawn, moments, formats.format)

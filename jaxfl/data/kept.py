@@ -81,5 +81,5 @@ def _from(name: str, arrays: dict[str, np.ndarray]) -> Source:
     columns = {key.removeprefix(COLUMN): arrays[key] for key in arrays if key.startswith(COLUMN)}
     fields: dict[str, Any] = {key: arrays[key] for key in Source._fields if key in arrays}
     fields |= {key: value.item() for key, value in fields.items() if not value.ndim}
-    fields |= {key: tuple(map(str, fields[key])) for key in ("class_names", "words")}
+    fields |= {key: tuple(map(str, fields[key])) for key in ("class_names", "words", "features")}
     return Source(name, **fields, columns=columns)

@@ -158,9 +158,14 @@ def write_fl_bench(path: Path, partition: Partition, source: Source) -> None:
     path.write_bytes(dumps({"separation": separation, "data_indices": _per_client(partition, source)}))
 
 
-def require(forms: Sequence[str], partition: Partition) -> None:
-    """Refuse validation rows for PFLlib, which does not have them."""
-    if "pfllib" in forms and any(map(len, partition.validation)):
+def require(forms: Sequence[str], partition: Partition, source: Source) -> None:
+    """Refuse for PFLlib what it does not have: validation rows, tokens, and tasks other than classes."""
+    if "pfllib" not in forms:
+        return
+    require_classes(source.task, "PFLlib's folder of a data set")
+    if source.vocabulary:
+        raise JaxflError("PFLlib's folder of a data set has images or vectors, but the data are tokens.")
+    if any(map(len, partition.validation)):
         raise JaxflError(
             "PFLlib has no validation rows, but the partition has; give --validation-fraction 0."
         )
@@ -176,10 +181,9 @@ def write_pfllib(
     the client's own.
 
     Raises:
-      JaxflError: if there are validation rows, which PFLlib does not have, or it cannot be written.
+      JaxflError: if PFLlib does not have what there is, see `require`, or it cannot be written.
     """
-    require(["pfllib"], partition)
-    require_classes(source.task, "PFLlib's folder of a data set")
+    require(["pfllib"], partition, source)
     mean, std, _ = moments
     sizes = []
     for client, relabel in enumerate(partition.relabel):

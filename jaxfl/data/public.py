@@ -1,6 +1,7 @@
 """Public images from another data set, brought into the form of the clients' own."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 
 from jaxfl.data.colour import grey
 from jaxfl.data.generators import OTHER_PUBLIC, generator
-from jaxfl.data.sources import Source, of_vectors
+from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
+from jaxfl.machine.texts import few
 
 
 class Public(NamedTuple):
@@ -76,26 +78,49 @@ def adapt(
             f"The public images of {other.name} have {_labels_of(other)} and the clients' "
             f"{theirs}, so their labels do not mean the same; leave out labels=true."
         )
+    if labels and _differ(other.class_names, source.class_names):
+        raise JaxflError(
+            f"The public images of {other.name} and the clients' call their classes differently, so their "
+            "labels do not mean the same; leave out labels=true."
+        )
     shapes = other.images.shape[1:], source.images.shape[1:]
-    if any(map(of_vectors, shapes)) and shapes[0] != shapes[1]:
+    if any(1 in shape[:2] for shape in shapes) and shapes[0] != shapes[1]:
         raise JaxflError(
             f"The public examples of {other.name} have shape {shapes[0]} and the clients' {shapes[1]}; use "
-            "vectors with the same features."
+            "vectors with the same features, or windows of the same form."
         )
-    tops = other.images.max(), source.images.max()
-    if not 0.5 <= tops[0] / tops[1] <= 2:
+    if _differ(other.features, source.features):
         raise JaxflError(
-            f"Values reach {tops[0]} in the public images of {other.name} and {tops[1]} in {source.name}; "
-            "bring both to one scale, or take --public held-out, some of the clients' own set."
+            f"The features of {other.name} are {few(other.features, 5)}, but the clients' are "
+            f"{few(source.features, 5)} (a column of words is one for each word); take --public held-out, "
+            "some of the clients' own table."
+        )
+    (low, top), (least, most) = map(_range, (other.images, source.images))
+    span = most - least
+    if abs(low - least) > span / 2 or not -span / 2 <= top - most <= span:
+        raise JaxflError(
+            f"Values run from {low:g} to {top:g} in the public images of {other.name} and from {least:g} to "
+            f"{most:g} in {source.name}; bring both to one scale, or take --public held-out, some of the "
+            "clients' own set."
         )
     rows = rows[:size]
     images = np.concatenate([_adapted(part, other, source) for part in _parts(rows)])
     known = other.labels[rows]
-    if other.task is not source.task:
+    if (other.task, other.classes) != (source.task, source.classes):
         known = np.zeros((len(rows), *source.labels.shape[1:]), source.labels.dtype)
     parts = [other.images[part].tobytes() for part in _parts(rows)]
     read = hashlib.sha256(b"".join([*parts, other.labels[rows].tobytes()])).hexdigest()
     return Public(images, known, labels, read)
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    """Return the ends of a scale: 0, or the least if that is below, and the largest value."""
+    return min(0.0, float(values.min())), float(values.max())
+
+
+def _differ(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether names are others, where both sets have some."""
+    return bool(names and others) and names != others
 
 
 def _labels_of(source: Source) -> str:

@@ -68,12 +68,12 @@ def _read_prepared(name: str, how: How) -> Source:
 
 def _read_folder(name: str, how: How) -> Source:
     path = as_path(name)
-    return kept(how, below(path), lambda: folder.read_source(name, path, how.labelled))
+    return kept(how, below(path, linked=True), lambda: folder.read_source(name, path, how.labelled))
 
 
 def _read_pfllib(name: str, how: How) -> Source:
     path = as_path(name.removeprefix(pfllib.PREFIX))
-    return kept(how, below(path), lambda: pfllib.read_source(name, path))
+    return kept(how, below(path, linked=True), lambda: pfllib.read_source(name, path))
 
 
 def _resolved(place: str, prefix: str = "") -> str:

@@ -37,6 +37,7 @@ class Source(NamedTuple):
       words: what each token stands for, if they are those of a text.
       tokenizer: content of the file of the tokenizer that cut this text, "" without one.
       pieces: without one, what words are: a name in `jaxfl.data.vocabulary.PIECES`.
+      features: names of a vector's features, if it is a row of a table.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Source(NamedTuple):
     words: tuple[str, ...] = ()
     tokenizer: str = ""
     pieces: str = "words"
+    features: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:
@@ -173,6 +175,7 @@ def from_arrays(
     words: Sequence[str] = (),
     tokenizer: str = "",
     pieces: str = "words",
+    features: Sequence[str] = (),
     task: str = "auto",
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
@@ -195,6 +198,7 @@ def from_arrays(
       words: what each token stands for, in place of their number; names the classes of a next token.
       tokenizer: content of the file of the tokenizer that cut the text, if there is one.
       pieces: without one, what words are, see `Source`.
+      features: names of a vector's features, or none.
       task: a name in `TASKS`; "auto" says it by the labels' type, see `jaxfl.tasks.meant`.
 
     Raises:
@@ -242,8 +246,8 @@ def from_arrays(
     moved = None if np.array_equal(came_from, np.arange(len(labels))) else came_from
     class_names = tuple(map(str, class_names))
     arrays = images[order], labels[order], train[order]
-    of_text = vocabulary, words, tokenizer, pieces
-    return Source(name, *arrays, classes, columns, moved, divided, class_names, *of_text)
+    rest = vocabulary, words, tokenizer, pieces, tuple(features)
+    return Source(name, *arrays, classes, columns, moved, divided, class_names, *rest)
 
 
 def _array(name: str, what: str, values) -> np.ndarray:

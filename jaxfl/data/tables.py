@@ -15,6 +15,7 @@ from jaxfl.data.sources import Source, from_arrays
 from jaxfl.data.vocabulary import content_of
 from jaxfl.errors import JaxflError, nearest
 from jaxfl.machine.packages import optional
+from jaxfl.tasks.regression import lost_as_float32
 
 SUFFIXES = ".csv", ".parquet"
 NULLABLE: Any = "numpy_nullable"  # a whole number stays one beside an empty field
@@ -76,6 +77,11 @@ def read_source(
             f"{', '.join(map(str, frame.columns))}."
         )
     frame = frame.drop(columns=[*without])
+    if unnamed := [column for column in frame.columns if str(column).startswith("Unnamed: ")]:
+        raise JaxflError(
+            f"{place} has a column without a name, such as the row numbers that pandas writes; leave it out "
+            f"by without={unnamed[0]}, or name it."
+        )
     empty = frame.isna().any(axis=1).to_numpy()
     if empty.any():
         if missing == "refuse":
@@ -114,7 +120,8 @@ def read_source(
         if not of:
             raise JaxflError(f"{place} has no column besides {' and '.join(named)}; give it features.")
         every = [_features(place, column, each, train) for column, each in of.items()]
-        x = np.concatenate(every, 1).astype(np.float32)
+        known["features"] = [name for names, _ in every for name in names]
+        x = np.concatenate([each for _, each in every], 1).astype(np.float32)
     return from_arrays(how.name, x, labels, train, columns=others, divided=divided, task=how.task, **known)
 
 
@@ -139,6 +146,8 @@ def _frame(path: Path, names: Sequence[str]) -> Any:
         raise JaxflError(
             f"{path} has {len(frame.columns)} columns, but columns= names {len(names)}; name each of them."
         )
+    if len({*names}) < len(names):
+        raise JaxflError(f"{path}: columns= gives a name twice; name each column differently.")
     return frame.set_axis([*names], axis=1)
 
 
@@ -167,14 +176,20 @@ def _plain(path: str, column: str, values: Any) -> np.ndarray:
     return words
 
 
-def _features(path: str, column: str, values: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Return a column as features (N, k); words that no training row has are 0 everywhere."""
+def _features(path: str, column: str, values: np.ndarray, train: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Return a column as features: names, and values (N, k), 0 for words that no training row has."""
     if values.dtype.kind != "U":
-        return values[:, None].astype(float)
+        if lost := lost_as_float32(given := values[:, None].astype(float)):
+            raise JaxflError(
+                f"{path}: as float32 the column {column} loses up to {lost:.3g}, too much beside its "
+                f"deviation; subtract a number from all, such as the least, or leave it out by "
+                f"without={column}."
+            )
+        return [column], given
     words = np.unique(values[train])
     if len(words) > MOST_WORDS:
         raise JaxflError(
             f"{path}: the column {column} has {len(words)} different words, which would be as many features; "
             f"leave it out by without={column}, or read it by text={column}."
         )
-    return (values[:, None] == words[None]).astype(float)
+    return [f"{column}={word}" for word in words], (values[:, None] == words[None]).astype(float)

@@ -91,13 +91,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxfl"
 
 
-def below(folder: Path, name: str = "") -> Iterator[Path]:
-    """Yield what a folder holds at any depth, or only what has a name.
+def below(folder: Path, name: str = "", linked: bool = False) -> Iterator[Path]:
+    """Yield what a folder holds at any depth, or only what has a name; also in folders that are `linked`.
 
     Another process may work there: what it removes meanwhile is left out. So are folders that cannot be
     entered.
     """
-    for place, folders, others in os.walk(folder):
+    for place, folders, others in os.walk(folder, followlinks=linked):
         yield from (Path(place, each) for each in (*folders, *others) if name in ("", each))
 
 

@@ -10,7 +10,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.tasks.task import Metric, Task
 
 TENTHS = 10
-MOST_LOST = 1e-3  # of targets as float32, in their standard deviations
+MOST_LOST = 1e-3  # of numbers as float32, in their standard deviation
 
 
 class Sums(NamedTuple):
@@ -94,13 +94,18 @@ def read(name: str, labels: np.ndarray, examples: np.ndarray, outputs: int) -> t
             f"{name}: {wrong} of {rows} rows have NaN or an infinite value (as float32) as their label; "
             "leave them out."
         )
-    lost = np.abs(labels - given).max(0, where=np.ptp(given, 0) > 0, initial=0)
-    if (lost > MOST_LOST * given.std(0)).any():
+    if lost := lost_as_float32(given):
         raise JaxflError(
-            f"{name}: as float32 targets lose up to {lost.max():.3g}, too much beside their deviation; "
+            f"{name}: as float32 targets lose up to {lost:.3g}, too much beside their deviation; "
             "subtract a number from all, such as the least."
         )
     return labels, labels.shape[1]
+
+
+def lost_as_float32(given: np.ndarray) -> float:
+    """Return how much columns (N, k) lose at most, 0 if that is little beside the deviation of each."""
+    lost = np.abs(given.astype(np.float32) - given).max(0, where=np.ptp(given, 0) > 0, initial=0)
+    return float(lost.max(initial=0, where=lost > MOST_LOST * given.std(0)))
 
 
 def tenths(targets: np.ndarray) -> np.ndarray:

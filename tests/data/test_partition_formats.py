@@ -193,7 +193,9 @@ def test_files_for_pfllib_hold_what_clients_see(tmp_path):
     counted = [sum(n for _, n in client) for client in config["Size of samples for labels in clients"]]
     assert counted == [len(a) + len(b) for a, b in zip(PARTITION.train, PARTITION.test, strict=True)]
     with pytest.raises(JaxflError, match="PFLlib has no validation rows"):
-        partition_formats.require(["pfllib"], validating(PARTITION))
+        partition_formats.require(["pfllib"], validating(PARTITION), SOURCE)
+    with pytest.raises(JaxflError, match="the data are tokens"):
+        partition_formats.require(["pfllib"], PARTITION, SOURCE._replace(vocabulary=9))
 
 
 def test_a_folder_of_pfllib_is_a_data_set_of_natural_clients_with_its_split(tmp_path, monkeypatch):

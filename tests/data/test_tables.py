@@ -93,6 +93,19 @@ def test_a_split_may_be_true_for_training(table):
     np.testing.assert_array_equal(source.train, source.labels[:, 0].astype(int) % 4 > 0)
 
 
+def test_features_have_names_and_digits(table):
+    source = load(f"{table()},target=price")
+    assert source.features == ("rooms", "kind=flat", "kind=house", "region=NORTH", "region=SOUTH")
+    late = [f"{row},{1.7e9 + i}" for i, row in enumerate(ROWS)]
+    path = table(HEAD.replace("price", "price,seconds") + "\n".join(late))
+    with pytest.raises(JaxflError, match="as float32 the column seconds loses up to 39, .* without=seconds"):
+        load(f"{path},target=price")
+    path = table("," + HEAD + "\n".join(f"{i},{row}" for i, row in enumerate(ROWS)))
+    with pytest.raises(JaxflError, match="has a column without a name, .* by without=Unnamed: 0, or name it"):
+        load(f"{path},target=price")
+    assert load(f"{path},target=price,without=Unnamed: 0").features == source.features
+
+
 def test_words_of_digits_stay_words_in_parquet():
     codes = pandas.Series(["1", "01"])
     assert _plain("codes.parquet", "code", codes).tolist() == ["1", "01"]

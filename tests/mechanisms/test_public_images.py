@@ -123,6 +123,9 @@ def test_images_that_clients_have_are_not_public():
         adapt(other((6, 4, 1))._replace(train=np.zeros(len(other().labels), bool)), SOURCE, seed=0)
 
 
+moved = other()._replace(images=other(dtype=np.float32).images - 128)
+
+
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [
@@ -133,14 +136,22 @@ def test_images_that_clients_have_are_not_public():
         (
             other(top=1, dtype=np.float32),
             {},
-            "Values reach 1.0 in the public images of other and 2.. in tiny",
+            "Values run from 0 to 1 in the public images of other and from 0 to 2.. in tiny",
+        ),
+        (moved, {}, "Values run from -128 to 127 in the public images of other and from 0 to 2.. in tiny"),
+        (other()._replace(class_names=("a", "b", "c")), {"labels": True}, "call their classes differently"),
+        (
+            other()._replace(features=("x", "y")),
+            {},
+            "features of other are x, y, but the clients' are size, colour",
         ),
         (other((6, 4, 2)), {}, "of other have 2 channels and the clients' 1; convert them"),
     ],
 )
 def test_images_that_do_not_fit_are_refused(given, options, sentence):
+    named = SOURCE._replace(class_names=("a", "c", "b"), features=("size", "colour"))
     with pytest.raises(JaxflError, match=sentence):
-        adapt(given, SOURCE, seed=0, **options)
+        adapt(given, named, seed=0, **options)
 
 
 def test_images_of_another_set_come_after_the_clients_own():
