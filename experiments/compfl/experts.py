@@ -23,7 +23,7 @@ def main() -> None:
         for record in store.read_metrics(run):
             if "accuracy" in record:
                 shares = record["accuracy"]["per_group"]
-                accuracies = [f"{100 * shares[name]:.2f}" for name in EXPERTS]
+                accuracies = [f"{100 * share:.2f}" for name in EXPERTS if (share := shares[name]) is not None]
                 lines.writerow([config["label"], config["options"]["seed"], record["round"], *accuracies])
 
 

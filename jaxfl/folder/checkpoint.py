@@ -8,6 +8,7 @@ divided among them; the first one writes everything else.
 import hashlib
 import math
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from jaxfl.machine.files import reads, replacing, unwritable, writes
 from jaxfl.machine.packages import quiet
 from jaxfl.machine.processes import ends_all
 
+ORBAX = threading.Lock()  # several threads of a process may train, and break each other's checkpoints
 SUMS = "SHA256SUMS"  # digests of a checkpoint's files, for `sha256sum -c`
 
 
@@ -43,7 +45,7 @@ def save(folder: Path, rounds: int, state: Any, fingerprint: str, keep: int) -> 
     path = folder / CHECKPOINTS / str(rounds)
     where: Any = path.absolute()  # Orbax annotates its own type of path
     try:
-        with quiet():
+        with ORBAX, quiet():
             leaves = _named(jax.tree.map(_on_host, state))
             ocp.save(where, leaves, custom_metadata={"fingerprint": fingerprint})
     except TimeoutError:  # another process did not finish, and says why
@@ -109,7 +111,7 @@ def load(folder: Path, rounds: int, like: Any, fingerprint: str) -> Any:
     wanted = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _named(like).items()}
     _check_seal(path)
     try:
-        with quiet():
+        with ORBAX, quiet():
             found: Any = ocp.metadata(path)
             written_by = found.custom_metadata["fingerprint"]
             shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in found.metadata.items()}

@@ -132,7 +132,7 @@ class Accuracy(TypedDict):
     r2_per_client: NotRequired[list[Known]]
     token_accuracy_per_client: NotRequired[list[Known]]
     per_class: NotRequired[list[Known]]  # over all rows of each class or label of the data; None without rows
-    per_group: dict[str, float]  # mean over the clients of each architecture
+    per_group: dict[str, float | None]  # mean over the clients of each architecture, None if none count
     scores: NotRequired[dict[str, Score]]  # what `--show` asks for
     confusion: NotRequired[list[list[int]]]
     """(C, C + 1), the number of all clients' test rows of a class (row) that their models take for a class

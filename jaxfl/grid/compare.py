@@ -38,7 +38,7 @@ from jaxfl.machine.processes import agree
 from jaxfl.results.paired import label_of, matching_label
 from jaxfl.results.report import report
 from jaxfl.results.table import Table
-from jaxfl.results.tuned import check_tuned, label_without
+from jaxfl.results.tuned import check_tuned, differing, label_without
 from jaxfl.runs.interrupt import Interrupted, limited, reason
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import Terms
@@ -174,7 +174,8 @@ def _conclude(
     if view.against is not None and view.against not in _complete_labels(planned, finished, view.tune):
         notes.append(f"Nothing is compared with {view.against}: not all runs have finished.")
         view = dataclasses.replace(view, against=None)
-    table = report(finished, folder, view, notes) if finished else None
+    there = differing(view.tune, (planned[run].variant.label for run in finished))
+    table = report(finished, folder, dataclasses.replace(view, tune=there), notes) if finished else None
     # Where another process is at work, the comparison has not ended.
     at_work = any(is_owned(run) for run in planned if run not in finished)
     if several_runs.runs_in(folder) and not at_work:

@@ -61,8 +61,9 @@ def execute(
 
     Other processes train the runs `beside` these on the same partitions, of which a begun one has saved its
     own. New runs use the partition, links and initial weights of the run `saved`. `validates` names the
-    option that needs validation rows, if one does. `prepared` is called whenever data have been prepared,
-    before the runs on them begin. `profile` is for a run that is alone, see `jaxfl.runs.loop.proceed`.
+    option that needs validation rows, if one does. `prepared` is called whenever data have been prepared, or
+    are not needed, before the runs on them begin. `profile` is for a run that is alone, see
+    `jaxfl.runs.loop.proceed`.
 
     Returns:
       The error of every run that does not finish. A run that fails, and a partition that is impossible, do
@@ -81,6 +82,7 @@ def execute(
         for number, own in by_partition.items():
             heed()
             if all(has_finished(folder, entry) for folder, entry in own.items()):  # no data are needed
+                prepared()
                 errors |= _unfinished(own, told)[1]
                 left -= len(own)
                 continue

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +114,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @writes
-def write_texts(folder: Path, texts: dict[str, str]) -> None:
-    """Write text files by name into a folder that need not exist yet; another process may do so as well."""
+def write_texts(folder: Path, texts: Mapping[str, str | None]) -> None:
+    """Write text files by name into a folder that need not exist yet; None deletes one.
+
+    Another process may do so as well.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     own = f"{socket.gethostname()}-{os.getpid()}"
     for name, text in texts.items():
+        if text is None:
+            (folder / name).unlink(missing_ok=True)
+            continue
         with replacing(folder / name, folder / f".{name}.{own}") as file:
             file.write(text.encode(errors="backslashreplace"))  # it may name a folder that is not UTF-8
 

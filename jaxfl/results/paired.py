@@ -72,7 +72,7 @@ def label_of(against: str, labels: Iterable[str]) -> str:
     Raises:
       JaxflError: if there is none, naming a similar label, or all of them.
     """
-    labels = list(labels)
+    labels = list(dict.fromkeys(labels))  # of several seeds
     longer = [label for label in labels if label.startswith(f"{against},")]
     if found := matching_label(against, labels) or (len(longer) == 1 and longer[0]):
         return found

@@ -19,7 +19,7 @@ from jaxfl.results.paired import label_of
 from jaxfl.results.pivot import pivot
 from jaxfl.results.table import Table, confusion_csv, written
 from jaxfl.results.target import check_targets
-from jaxfl.results.tuned import best, check_tuned
+from jaxfl.results.tuned import best, check_tuned, differing
 
 
 def report(
@@ -42,8 +42,8 @@ def report(
     metrics = {label: [run.metrics for run in runs.values()] for (label, _), runs in shown.items()}
     results = {label: [run.result for run in runs.values()] for (label, _), runs in shown.items()}
     words, matrices = class_names([*itertools.chain(*results.values())]), _confused(results, view.show)
-    texts = written(table, "table") | ({"confusion.csv": confusion_csv(matrices, words)} if matrices else {})
-    files.write_texts(out, texts)
+    confused = confusion_csv(matrices, words) if matrices else None
+    files.write_texts(out, {**written(table, "table"), "confusion.csv": confused})
     drawn = {
         "curves": curves.draw_curves,
         "loss": curves.draw_loss,
@@ -92,8 +92,10 @@ def table_of(folder: Path, against: str | None = None) -> Table | None:
         store.read_config(run)["options"].get("target", ()) for run in several_runs.finished_in([folder])
     ]
     end, targets = several_runs.end_of(folder), list(dict.fromkeys(itertools.chain(*asked)))
-    view = View(tune=tuple(end.get("tune", ())), select=end.get("select", "last"), against=against)
-    return tabulate(read([folder], targets, view.select), view, _left_out([folder]))
+    select = end.get("select", "last")
+    frame = read([folder], targets, select)
+    tune = differing(end.get("tune", ()), (run.method for run in frame))
+    return tabulate(frame, View(tune=tune, select=select, against=against), _left_out([folder]))
 
 
 def _left_out(folders: Sequence[Path]) -> list[str]:

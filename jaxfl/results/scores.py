@@ -56,7 +56,7 @@ def accuracy(
     for metric, values in recorded.items():
         if "per_client" in metric.recorded:
             found[f"{metric.key}_per_client"] = _listed(by_id(values))
-    found["per_group"] = {model.name: float(own[here].mean()) for model, own, here in of_groups}
+    found["per_group"] = {model.name: _mean(own[here]) for model, own, here in of_groups}
     if task.per_output:
         found["per_class"] = _listed(task.per_output(known.test))
     if shown:

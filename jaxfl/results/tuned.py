@@ -23,6 +23,12 @@ def label_without(label: str, tune: Sequence[str]) -> str:
     return choices.join(name, {option: value for option, value in options.items() if option not in tune})
 
 
+def differing(tune: Sequence[str], labels: Iterable[str]) -> tuple[str, ...]:
+    """Return which options among those to tune some labels have."""
+    given = {option for label in labels for option in choices.split(label)[1]} if tune else {}
+    return tuple(option for option in tune if option in given)
+
+
 def check_tuned(tune: Sequence[str], given: Iterable[str]) -> None:
     """Refuse to tune an option that is none of those given."""
     given = {*given}

@@ -106,6 +106,8 @@ def rounds_kept(folder: Path, setup: Setup, rounds: int) -> int:
     Raises:
       JaxflError: if it has no checkpoint of that round.
     """
+    if not store.holds(folder, store.RESULT) and not checkpoint.saved(folder):
+        return 0  # it has diverged or was stopped before its first checkpoint, and begins anew
     done = len(store.read_metrics(folder))
     # The last rounds of a run may be fewer than --eval-every: the longer run is not scored after these.
     kept = done - done % setup.run.eval_every

@@ -217,7 +217,7 @@ def test_a_row_is_found_by_its_label_even_if_it_has_an_option_twice():
     with pytest.raises(JaxflError, match="no such row in the table; did you mean 'ditto,lam=1.0'"):
         label_of("dito,lam=1.0", labels)
     longer = ["fedavg,lr=0.05", "mine,lr=0.01"]  # a table tells a method from others by more options
-    assert label_of("fedavg", longer) == "fedavg,lr=0.05"
+    assert label_of("fedavg", [*longer, *longer]) == "fedavg,lr=0.05"  # of two seeds
     with pytest.raises(JaxflError, match="no such row"):
         label_of("fedavg", [*longer, "fedavg,lr=0.1"])
 

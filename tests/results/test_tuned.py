@@ -64,6 +64,13 @@ def test_a_comparison_has_a_row_for_each_method(dataset, tmp_path):
         rate = {"fedavg": "lr=0.05"}.get(best, "lr=0.5")
         assert said == f"The best on validation rows: {rate} for fedavg."
     assert made.table.titles[1] == "minus local"
+    alone = jaxfl.compare(
+        *methods, run_dir=tmp_path / "parts", part="3/3", validation_fraction=0.4, tune="lr", **grid
+    )
+    assert [label for label, _ in alone.table.rows] == ["local"]  # nothing to tune has finished yet
+    again = jaxfl.compare(*methods, run_dir=folder, validation_fraction=0.4, against="local", **grid).table
+    longer = jaxfl.resume(folder, rounds=4, quiet=True).table  # what was asked last
+    assert longer.titles == again.titles and len(longer.rows) == 3
 
 
 STUDY = """

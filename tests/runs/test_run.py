@@ -43,7 +43,7 @@ from jaxfl.results.frame import untrained
 from jaxfl.results.notes import OTHER_DATA, OTHER_ROWS, on_code, on_runs, on_untrained
 from jaxfl.results.table import Cell
 from jaxfl.runs import prepare
-from jaxfl.runs.open import rates_depend_on_length
+from jaxfl.runs.open import rates_depend_on_length, rounds_kept
 from jaxfl.runs.recorded_data import require_same_public
 from jaxfl.runs.setup_check import check_setup
 
@@ -695,6 +695,11 @@ def test_a_run_that_is_made_longer_has_the_bits_of_a_long_one(dataset, tmp_path)
     with pytest.raises(JaxflError, match="would go on from round 2 of .*, which has no checkpoint of it"):
         jaxfl.resume(last, rounds=ROUNDS)
     assert [path.name for path in (last / "checkpoints").iterdir()] == ["3"]
+    shutil.rmtree(last / "checkpoints" / "3")
+    with pytest.raises(JaxflError, match="would go on from round 2 of .*, which has no checkpoint of it"):
+        jaxfl.resume(last, rounds=ROUNDS)  # what has finished is never begun anew
+    (last / "result.json").unlink()
+    assert rounds_kept(last, Setup.of(eval_every=2), ROUNDS) == 0
     cli.main(["resume", str(run), "--rounds", str(ROUNDS - 1)])
     (run / "result.json").unlink()  # stopped, and made still longer
     assert jaxfl.resume(run, rounds=ROUNDS).result["rounds"] == ROUNDS
