@@ -11,6 +11,7 @@ from jaxfl.config import choices
 from jaxfl.config.asked import elsewhere, make
 from jaxfl.config.flags import parse_flags
 from jaxfl.config.options import Option, declared
+from jaxfl.config.setup import Setup
 from jaxfl.config.values import alternatives
 from jaxfl.core.training import Training
 from jaxfl.errors import JaxflError, nearest
@@ -85,6 +86,10 @@ def _unknown_option(
     owners = registry.owners(name)
     if owners and program.startswith("resume"):
         return f"jaxfl resume has no option {flag}; a run keeps those that it was begun with, in config.json."
+    if "--from" in program and name in declared(Setup):
+        return (
+            f"jaxfl {program} has no option {flag}; it is that of RUN. For another, begin both runs with it."
+        )
     after = arguments[arguments.index(word) + 1 :] if word in arguments else []
     value = value or next((given for given in after[:1] if not given.startswith("--")), "VALUE")
     named = [part for given in arguments for part in given.split("=", 1)]

@@ -17,6 +17,7 @@ from jaxfl.errors import JaxflError
 from jaxfl.machine.files import below
 
 CLASSES = "classes"  # option of every data set
+OF_TEXTS = "length", "tokens", "tokenizer"  # options that only texts read
 SOME = re.compile(rf"(.*?)\s*,\s*{CLASSES}\s*=([^,/]*)(|,.*)")  # a path does not go on after its value
 
 # UCI's optical recognition of handwritten digits (E. Alpaydin and C. Kaynak, 1998, doi:10.24432/C50P49, CC BY
@@ -217,7 +218,11 @@ def load(name: str, data_dir: Path | None = None, labelled: bool = True, task: s
     reader, labelled = reader_of(everything), labelled or chosen is not None
     place, options = reader.parted(everything)
     how = How(everything, f"{absolute(everything)} {data_dir} {labelled} {task}", data_dir, labelled, task)
-    source = reader.read(place, how, **choices.convert(place, declared(reader.read), options))
+    given = choices.convert(place, declared(reader.read), options)
+    unread = [key for key in OF_TEXTS if key in given] if "text" in declared(reader.read) else []
+    if unread and "text" not in given:
+        raise JaxflError(f"{name}: {unread[0]} is of texts; name their columns by text=, or leave it out.")
+    source = reader.read(place, how, **given)
     if task not in ("auto", source.task.name):
         raise JaxflError(
             f"--task {task}: {name} has labels for {source.task.name}: {source.task.what}; leave it out, or "

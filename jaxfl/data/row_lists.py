@@ -32,7 +32,7 @@ def whole_numbers(path: Path, value: Any) -> np.ndarray:
     Raises:
       JaxflError: if it is not such a list, naming the file that holds it.
     """
-    if not isinstance(value, list) or not all(type(row) is int and 0 <= row < 2**31 for row in value):
+    if not isinstance(value, list) or not all(type(row) is int and 0 <= row < 2**63 for row in value):
         raise JaxflError(f"{path} does not hold lists of rows; docs/data.md shows their form.")
     if len(set(value)) < len(value):
         raise JaxflError(f"{path} names a row twice for one client; list each once.")

@@ -53,11 +53,15 @@ def read_source(place: str, how: How, *, length: int = 80, tokenizer: Path | Non
 
 
 def _by_speaker(text: str) -> dict[str, str]:
-    """Return what each speaker says, in the order of first lines; all of it by "" if no speaker is named."""
+    """Return what each speaker says, in the order of first lines; all of it by "" if no speaker is named.
+
+    If one is, what stands before the first, such as a title, is said by nobody.
+    """
     said: dict[str, list[str]] = {}
     speaker = ""
     for paragraph in filter(None, re.split(r"\n\s*\n", text.strip("\n"))):
         if (first := re.match(r"([^\n:]{1,60}):[ \t]*\n", paragraph + "\n")) is not None:
             speaker, paragraph = first[1].strip(), paragraph[first.end() :]
         said.setdefault(speaker, []).append(paragraph)
-    return {speaker: "\n".join(filter(None, parts)) for speaker, parts in said.items()}
+    named = len(said) > 1
+    return {who: "\n".join(filter(None, parts)) for who, parts in said.items() if who or not named}

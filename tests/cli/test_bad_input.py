@@ -172,7 +172,10 @@ REFUSED = [
     ("run --from", "needs a RUN first: jaxfl run METHOD | [METHOD] --from RUN"),
     ("run --from divided", "divided is not a run folder: it has no config.json"),
     ("run --from runs/fedavg-own --rounds 3", "jaxfl run --from RUN has no option --rounds"),
-    ("run fedper --from runs/fedavg-own --rounds 3", "jaxfl run fedper --from RUN has no option --rounds"),
+    (
+        "run fedper --from runs/fedavg-own --rounds 3",
+        "--from RUN has no option --rounds; it is that of RUN. For another,",
+    ),
     ("run fedprox,mu=1 --mu 0 --from runs/fedavg-own", "fedprox,mu=1 gives mu, which is given once more"),
     ("list everything", "shift, schedule or name of the wire 'everything'"),
     ("cite local", "local has no paper to cite"),

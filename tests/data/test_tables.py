@@ -122,6 +122,8 @@ def test_words_of_digits_stay_words_in_parquet():
         (",target=price,without=rooms+kind+region", "has no column besides price"),
         (",target=price,client=price", "names the column 'price' twice"),
         (",target=price,columns=rooms+price", "has 4 columns, but columns= names 2"),
+        (",target=price,length=4", "length is of texts; name their columns by text=, or leave it out"),
+        (",columns=rooms+rooms+c+price,target=price", "columns= gives a name twice"),
         (",target=price,missing=mean", "missing must be refuse or drop, not 'mean'"),
     ],
 )

@@ -23,8 +23,11 @@ def written(tmp_path):
 
 
 def test_a_text_is_cut_into_rows_by_speaker(written):
-    """Every character but a speaker's first one follows another; the last fifth is for testing."""
-    source = load(written(PLAY) + ",length=6")
+    """Every character but a speaker's first one follows another; the last fifth is for testing.
+
+    What stands before the first speaker is left out.
+    """
+    source = load(written("The Tragedy\n\n" + PLAY) + ",length=6")
     said = {
         "ROMEO": "Ay me!\nO, speak again\nand be: bright zz",  # the last paragraph begins with no name
         "FIRST LADY": "She speaks\nto thee.",
