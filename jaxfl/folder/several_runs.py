@@ -46,9 +46,9 @@ def finished_in(folders: list[Path]) -> list[Path]:
             places[comparison] = []
             with contextlib.suppress(JaxflError):  # it may be damaged while results are not
                 places[comparison] = read_json(comparison / END, End).get("order", [])
-        order, config = places[comparison], run / CONFIG
+        order, begun = places[comparison], run / PARTITION
         known = order.index(run.parent.name) if run.parent.name in order else len(order)
-        return known, config.stat().st_mtime if config.exists() else 0.0, run
+        return known, begun.stat().st_mtime if begun.exists() else 0.0, run
 
     for folder in folders:
         found = sorted({path.parent.resolve() for path in below(folder, RESULT)}, key=place)

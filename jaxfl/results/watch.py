@@ -118,7 +118,7 @@ def _runs(folder: Path) -> list[Path]:
     """Return the folder itself if it is a run, else all runs below it in the order in which they began."""
     if (folder / store.CONFIG).exists():
         return [folder]
-    found = [path for path in below(folder, store.CONFIG) if (path.parent / store.PARTITION).exists()]
+    found = [path for path in below(folder, store.PARTITION) if (path.parent / store.CONFIG).exists()]
     found = sorted((path for path in found if path.exists()), key=lambda path: path.stat().st_mtime)
     if not found:
         raise JaxflError(f"There is no run in {folder}; name the folder of a run or of a comparison.")
