@@ -82,13 +82,14 @@ def _products(equation: core.JaxprEqn, x, kernel) -> int:
     Both gradients have as many as the forward pass. JAX writes the one for the input as a convolution of the
     output's gradient, padded with zeros to the size of the input: products with the padding do not count, so
     the pixels are those of the smaller map. The one for the kernel, whose batch is not on the first axis, has
-    no such padding.
+    no such padding, but that of a transposed convolution has zeros between pixels.
     """
     numbers, shape = equation.params["dimension_numbers"], _shape(equation)
     before, after = ([x.shape[axis] for axis in numbers.lhs_spec], [shape[axis] for axis in numbers.out_spec])
     pixels = map(min, before[2:], after[2:]) if numbers.lhs_spec[0] == 0 else after[2:]
     of_pixel = kernel.size // kernel.shape[numbers.rhs_spec[0]]
-    return math.prod(after[:2]) * math.prod(pixels) * of_pixel
+    between = math.prod(equation.params["lhs_dilation"]) if numbers.lhs_spec[0] else 1
+    return math.prod(after[:2]) * math.prod(pixels) * of_pixel // between
 
 
 def _shape(equation: core.JaxprEqn) -> tuple[int, ...]:

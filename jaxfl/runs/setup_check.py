@@ -46,7 +46,8 @@ def seed_draws(setup: Setup) -> bool:
     """Return whether the partition seed draws anything with a saved partition."""
     others = setup.data.public not in ("auto", "none", "held-out")
     links = setup.run.topology.partition(",")[0] == "er" or ".py:" in setup.run.topology
-    return bool(setup.data.shift or setup.run.newcomers or setup.wire.attack != "none" or others or links)
+    clients = setup.run.newcomers or setup.run.device_spread or setup.wire.attack != "none"
+    return bool(setup.data.shift or clients or others or links)
 
 
 def _check_saved(setup: Setup) -> None:

@@ -149,6 +149,12 @@ def test_operations_in_loops_count_as_often_as_they_run():
     for f in by_rows, as_conv, jax.checkpoint(by_rows), jax.jit(by_rows), branches:
         assert flops.of(f, x, kernel) == closed_form
 
+    def transposed(x, kernel):
+        return jax.lax.conv_transpose(x, kernel[None, None], (2, 2), "SAME").sum()
+
+    gradients = jax.value_and_grad(transposed, (0, 1))
+    assert flops.of(gradients, x, kernel) == 3 * flops.of(transposed, x, kernel) == 3 * closed_form
+
 
 @pytest.mark.parametrize("make", [zoo.lenet5, long(zoo.resnet18)])  # the latter with padding and strides
 def test_a_network_costs_the_same_with_every_convolution(make):

@@ -84,12 +84,12 @@ class TrimmedMean:
     share: float = within("[0, 0.5)", 0.1)
     """Share of the messages that is left out at each end, rounded down."""
 
-    def require(self, choice: str, most: int) -> None:
-        """Raise `JaxflError` if nothing would be left out of at most so many messages."""
-        if self.share and not rounded_down(self.share, most):
+    def require(self, choice: str, usual: int) -> None:
+        """Raise `JaxflError` if nothing would be left out of as many messages as a round has on average."""
+        if self.share and not rounded_down(self.share, usual):
             raise JaxflError(
-                f"--aggregate {choice} leaves out none of an architecture's messages, at most {most} in a "
-                "round; raise share, let more clients take part, or take --aggregate median."
+                f"--aggregate {choice} leaves out none of an architecture's messages, {usual} in a round on "
+                "average; raise share, let more clients take part, or take --aggregate median."
             )
 
     def __call__(self, messages, weights):
@@ -118,20 +118,21 @@ class Krum:
     m: int = within("[1, inf)", 1)
     """How many messages of the best scores are averaged (Multi-Krum)."""
 
-    def require(self, choice: str, most: int) -> None:
-        """Raise `JaxflError` if at most so many messages are too few."""
+    def require(self, choice: str, usual: int) -> None:
+        """Raise `JaxflError` if as many messages as a round has on average are too few."""
         least = max(2 * (self.attackers or 0) + 3, self.m)
-        if most < least:
+        if usual < least:
             raise JaxflError(
-                f"--aggregate {choice} needs {least} messages of an architecture or more, but a round has at "
-                f"most {most}; let more clients take part, or lower attackers or m."
+                f"--aggregate {choice} needs {least} messages of an architecture or more, but a round has "
+                f"{usual} on average; let more clients take part, or lower attackers or m."
             )
 
     def __call__(self, messages, weights):
         """Return the mean of the chosen messages."""
         present = weights > 0
         n, k = present.sum(dtype=jnp.int32), len(weights)
-        f = jnp.maximum((n - 3) // 2, 0) if self.attackers is None else self.attackers
+        most = jnp.maximum((n - 3) // 2, 0)  # where answers are lost, or by --sampling poisson, n is less
+        f = most if self.attackers is None else jnp.minimum(self.attackers, most)
         pairs = present[:, None] & present[None] & ~jnp.eye(k, dtype=bool)
         apart = jnp.sort(jnp.where(pairs, distances(messages), jnp.inf), axis=1)
         nearest = jnp.arange(k, dtype=jnp.int32)[None] < jnp.clip(n - f - 2, 1, jnp.maximum(n - 1, 1))

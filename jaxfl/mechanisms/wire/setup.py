@@ -205,6 +205,12 @@ def chosen_of(setup: Setup) -> Chosen:
             f"--privacy {options.privacy} adapts the clip norm, for which the server adds the noise; leave "
             "out adapt or where=client."
         )
+    adapting = {"rate", "count_noise"} & choices.split(options.privacy)[1].keys()
+    if privacy and privacy.adapt is None and adapting:
+        raise JaxflError(
+            f"--privacy {options.privacy}: {min(adapting)} is of a clip norm that adapts; add adapt=0.5, or "
+            "leave it out."
+        )
     target = options.target_epsilon
     if target is not None and rows:
         raise JaxflError(
@@ -245,6 +251,8 @@ def _chosen(
     shared = every and values.pop(every.name, every.default)
     if isinstance(found, type):
         return found(**values), shared
+    if every and every.name in declared(found):
+        raise JaxflError(f"{choice}: {every.name} is an option of every {kind}; give your own another name.")
     require_call(name, found, *arguments, **values)
     form = _second if arguments[0] == "key" else _one
     return Own(found, tuple(values.items()), form), shared
@@ -302,7 +310,7 @@ def wire_of(setup: Setup, federation: Federation, images: np.ndarray | None = No
     if images is not None and isinstance(attack, Backdoor) and "brightest" not in setup.wire.attack:
         attack = dataclasses.replace(attack, brightest=float(images.max()))
     if hasattr(server, "require"):
-        server.require(setup.wire.aggregate, _most(setup, federation))
+        server.require(setup.wire.aggregate, int(expected(setup, federation).min() + 1e-9))
     bound = None
     if isinstance(server, NormBound):
         server, bound = None, server.bound
@@ -342,13 +350,6 @@ def expected(setup: Setup, federation: Federation) -> np.ndarray:
     of_groups = np.asarray(federation.participants)
     clients, share = int(of_groups.sum()), setup.run.participation
     return of_groups * (share if setup.run.sampling == "poisson" else _active(setup, clients) / clients)
-
-
-def _most(setup: Setup, federation: Federation) -> int:
-    """Return the largest number of clients that every architecture may have in a round."""
-    of_groups = np.asarray(federation.participants)
-    clients = int(of_groups.sum())
-    return min(int(of_groups.min()), clients if setup.run.sampling == "poisson" else _active(setup, clients))
 
 
 def accounting_of(setup: Setup, federation: Federation) -> Accounting | None:
