@@ -75,7 +75,9 @@ def of_one_client(own: Own, whole: Federation, client: int) -> Federation:
     arrays = {name: jnp.asarray(leaf, jnp.int32)[None] for name, leaf in leaves.items()}
     arrays["newcomer"] = jnp.zeros(1, bool)
     labels = np.concatenate([own.labels[train], test_labels[test]])
-    labels = normalised(labels, *map(np.asarray, targets)) if targets else labels.astype(np.int32)
+    labels = (
+        normalised(labels.astype(float), *map(np.asarray, targets)) if targets else labels.astype(np.int32)
+    )
     return dataclasses.replace(
         whole,
         images=jnp.asarray(np.concatenate([own.images[train], test_images[test]])),

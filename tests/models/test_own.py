@@ -25,6 +25,7 @@ from conftest import (
     tiny_source,
 )
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 
 import jaxfl
 from jaxfl import fl
@@ -37,8 +38,9 @@ from jaxfl.mechanisms.reassembly.networks import require_flattening
 from jaxfl.models import Weights, zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
+from jaxfl.models.model import TokenShape
 from jaxfl.models.named import by_architecture, fit
-from jaxfl.models.own import from_equinox, from_functions, from_linen, from_nnx
+from jaxfl.models.own import from_equinox, from_functions, from_linen, from_nnx, named_arrays
 from jaxfl.models.shape_check import check, noted
 from jaxfl.registry import METHODS
 
@@ -428,6 +430,58 @@ def test_a_layer_is_found_whether_or_not_its_input_is_named(named):
         assert model.names[-2:] == ("dense", "head")
         weights = initial(model)
         assert applied(model.apply, *weights, jnp.ones((2, *SHAPE)), train=True)[0].shape == (2, CLASSES)
+
+
+class NLinear(nn.Module):
+    """Zeng et al. 2023: without its last value, which is added again."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Map (B, ...) to outputs."""
+        x = x.reshape(len(x), -1)
+        return nn.Dense(CLASSES, name="linear")(x - x[:, -1:]) + x[:, -1:]
+
+
+class WideAndDeep(nn.Module):
+    """A linear layer beside two others."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Map (B, ...) to outputs."""
+        x = x.reshape(len(x), -1)
+        h = nn.relu(nn.Dense(5, name="fc1")(x))
+        return nn.Dense(CLASSES, name="deep")(h) + nn.Dense(CLASSES, name="wide")(x)
+
+
+class Tied(nn.Module):
+    """What embeds tokens also scores them."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Map (B, ...) to outputs."""
+        embed = nn.Embed(6, 8, name="embed")
+        return embed.attend(jnp.tanh(nn.Dense(8, name="ff")(embed(jnp.maximum(x, 0)))))
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "head"),
+    [
+        (NLinear(), SHAPE, None),
+        (WideAndDeep(), SHAPE, None),
+        (WideAndDeep(), SHAPE, "fc1"),
+        (Tied(), TokenShape((9,)), None),
+    ],
+)
+def test_a_connection_around_the_first_layer_is_kept(net, shape, head):
+    classes = 6 if len(shape) == 1 else CLASSES
+    model = from_linen("net", net, shape, classes, head=head)
+    key, (height, *others) = jax.random.key(0), shape
+    x = jax.random.normal(key, (4, *shape)) if others else jax.random.randint(key, (4, height), 0, 6)
+    variables = net.init(key, x)
+    arrays = {tuple(name.split("/")): leaf for name, leaf in named_arrays(model, variables).items()}
+    params = unflatten_dict(arrays)["params"]
+    found, _ = applied(model.apply, params, dict.fromkeys(model.names, {}), x, train=False)
+    np.testing.assert_allclose(found, net.apply(variables, x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_connection_that_exists_only_in_training_is_kept():

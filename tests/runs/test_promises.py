@@ -317,6 +317,21 @@ def test_a_mistake_is_seen(method, promise, seen):
     assert seen in promise(trial.begin(choose(method, promises.OPTIONS)))
 
 
+def test_a_method_that_refuses_private_rows_protects_them():
+    def build(config):
+        right = METHODS["fedper"].build(config)
+
+        def step(key, state, federation, cohort):
+            if federation.wire is not None:
+                raise JaxflError("as `sweep` does, which reads rows one by one")
+            return right.step(key, state, federation, cohort)
+
+        return right._replace(step=step)
+
+    method = Method("own", build, METHODS["fedper"].config, "a method")
+    assert promises.protects_rows(trial.begin(choose(method, promises.OPTIONS))) is None
+
+
 @pytest.mark.long
 def test_nan_in_empty_places_and_the_logarithm_of_0_are_no_mistakes():
     assert promises.stays_finite(trial.begin(choose(scored(-jnp.inf, jnp.nan), promises.OPTIONS))) is None

@@ -198,7 +198,7 @@ def chain(
         return any(len(shapes[path]) > 1 for path in parts_from[i].paths)
 
     heads = [i for i in reversed(weighted) if maps(i)] or weighted[-1:]
-    last = first[head] if head else next((i for i in heads if not obstacle(i)), heads[0])
+    last = first[head] if head else next((i for i in heads if not obstacle(i)), weighted[0])
 
     by_default = [i for i in weighted if maps(i) and not obstacle(i)]
     wanted = [first[layer] for layer in blocks] if blocks else by_default
@@ -215,7 +215,8 @@ def chain(
         )
     # What embeds tokens is given no floats, and is all the same a block: it begins with the network.
     opening = -1 if are_tokens(network.shape) and parts[None, places[0]].paths else weighted[0]
-    starts = sorted({i for i in wanted if opening < i < last} | {last})
+    # Where a connection goes around the first layer, its block begins with the network.
+    starts = sorted(i for i in {i for i in wanted if opening < i < last} | {last} if not obstacle(i))
     sections = []
     for start, stop in itertools.pairwise([None, *starts, None]):
         numbers = range(-1 if start is None else start, len(found) if stop is None else stop)
