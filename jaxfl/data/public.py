@@ -48,7 +48,7 @@ def adapt(
         also as floats of the same values, or with other channels.
 
     Raises:
-      JaxflError: if there are too few images, or channels, range of values or number of classes do not fit.
+      JaxflError: if there are too few images, or channels, range of values, features or classes do not fit.
     """
     if other.vocabulary or source.vocabulary:
         raise JaxflError(

@@ -58,8 +58,8 @@ def read_source(
         `tokens`; its vocabulary is that of the run.
 
     Raises:
-      JaxflError: if pandas is not installed, the file cannot be read, a column or value is missing, or
-        `from_arrays` refuses what it holds.
+      JaxflError: if pandas is not installed, the file cannot be read, a column, its name or a value is
+        missing, float32 loses too much of a number, or `from_arrays` refuses what it holds.
     """
     frame = _frame(as_path(place), columns)
     named = [*target, *([client] if client else []), *without, *text]
@@ -121,7 +121,7 @@ def read_source(
             raise JaxflError(f"{place} has no column besides {' and '.join(named)}; give it features.")
         every = [_features(place, column, each, train) for column, each in of.items()]
         known["features"] = [name for names, _ in every for name in names]
-        x = np.concatenate([each for _, each in every], 1).astype(np.float32)
+        x = np.concatenate([each for _, each in every], 1)
     return from_arrays(how.name, x, labels, train, columns=others, divided=divided, task=how.task, **known)
 
 

@@ -23,9 +23,8 @@ Index = tuple  # of slices and arrays of positions, one for each axis of a leaf
 class Numbers(NamedTuple):
     """Numbers, in the wide network, of the narrow network's channels in a block."""
 
-    taken: dict[
-        tuple[int, int], np.ndarray
-    ]  # {(block's input channels, those in the wide network): (n,) int}
+    # {(input channels of the block, those in the wide network): (n,) int}
+    taken: dict[tuple[int, int], np.ndarray]
     joined: dict[tuple[int, int], np.ndarray]  # the same of its output channels if it extends its input
     flat: np.ndarray  # numbers of its input as one vector
 
