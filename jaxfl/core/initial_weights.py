@@ -8,13 +8,9 @@ import jax.numpy as jnp
 
 from jaxfl.core import tree
 from jaxfl.core.client_map import one_or_all
+from jaxfl.core.drawn import drawn
 from jaxfl.data.federation import Federation, PerGroup
 from jaxfl.models.model import Model, Weights
-
-
-@functools.partial(jax.jit, static_argnums=0)  # one program for all leaves, not one for each
-def _drawn(model: Model, key, number) -> Weights:
-    return model.init(jax.random.fold_in(key, number))
 
 
 @one_or_all()
@@ -24,7 +20,7 @@ def initial_weights(key, federation: Federation) -> PerGroup:
     It is freshly initialised, except the blocks that are given, see `Federation.initial`.
     """
     numbered = zip(federation.numbers, federation.models, strict=True)
-    fresh = tuple(_drawn(model, key, g) for g, model in numbered)
+    fresh = tuple(drawn(model, jax.random.fold_in(key, g)) for g, model in numbered)
     if federation.initial is None:
         return fresh
     return tuple(
