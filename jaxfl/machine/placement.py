@@ -99,7 +99,10 @@ def put(leaf, where: NamedSharding) -> jax.Array:
 
 def repeated(leaves: list, times: int, where: tuple[NamedSharding | None, ...]) -> tuple[jax.Array, ...]:
     """Repeat arrays along a new first axis, (times, ...); a device makes only its own part."""
-    return _program(_repeated, where, times)(leaves)
+    divided = next(filter(None, where), None)
+    # Said, because the compiler would divide some leaves, each by a program of its own, and join them again.
+    in_full = divided and NamedSharding(divided.mesh, PartitionSpec())
+    return _program(_repeated, where, in_full, times)(leaves)
 
 
 def _same(leaf):
@@ -111,8 +114,10 @@ def _repeated(times: int, leaves: list) -> tuple:
 
 
 @cache
-def _program(f: Callable, where: NamedSharding | tuple[NamedSharding | None, ...], *first) -> Callable:
-    return jax.jit(partial(f, *first), out_shardings=where)
+def _program(
+    f: Callable, where: NamedSharding | tuple, given: NamedSharding | None = None, *first
+) -> Callable:
+    return jax.jit(partial(f, *first), in_shardings=given, out_shardings=where)
 
 
 def of_process(leaf) -> bool:

@@ -56,7 +56,8 @@ def as_csv(
         + ([*Device._fields] if client_devices else [])
     ]
     for g, group in enumerate(federation.groups):
-        for i, client in enumerate(np.asarray(group.id).tolist()):
+        columns = [group.id, group.size, group.test_size, *(client_devices[g] if client_devices else ())]
+        for client, *rows_and_device in zip(*(np.asarray(one).tolist() for one in columns), strict=True):
             new = place.get(client)
             scored = (
                 [of_clients[client] for of_clients in known]
@@ -64,11 +65,10 @@ def as_csv(
                 else [newcomers[moment]["per_client"][new] for moment in ("personal", "received")]
                 + [None] * len(further)
             )
-            rows = int(group.size[i]), int(group.test_size[i])
             table.append(
                 [client, *names[client : client + 1], group.model.name, int(new is not None)]
-                + [*([int(federation.attackers[client])] if attacks else []), *rows, *scored]
+                + [*([int(federation.attackers[client])] if attacks else []), *rows_and_device[:2], *scored]
                 + [rounds[client], lost[client], *(of_clients[client] for of_clients in spent.values())]
-                + ([float(speeds[i]) for speeds in client_devices[g]] if client_devices else [])
+                + rows_and_device[2:]
             )
     return texts.as_csv(table)
