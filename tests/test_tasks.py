@@ -302,6 +302,7 @@ def test_a_regression_is_kept_reported_and_exported(tmp_path, monkeypatch):
     ends = [cells[0].mean for _, cells in table.rows]
     assert table.best == [(int(np.argmin(ends)), 0)]
     assert any("AUC %: it is no score of regression" in note for note in table.notes)
+    assert measure("lowest", task=tasks.TASKS["regression"]).missing == "it is no score of regression"
 
     *_, card = run.export(tmp_path / "one", clients=[1])
     assert (

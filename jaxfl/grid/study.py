@@ -7,7 +7,6 @@ comparisons is true here: finished runs are kept, begun ones go on, a run that f
 import contextlib
 import itertools
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -214,16 +213,22 @@ def _folder(study: Study, folder: Path, setting: Mapping[str, Any]) -> Path:
     """
     stops = {**study.options, **options_of(setting)}.get("stop_at_target", False)
     options = [sorted(options_of({axis: value}).items()) for axis, value in setting.items()]
-    words = setting_name({n: v for changed in options for n, v in changed if stops or n != "target"})
-    usual = store.file_name(words) if words else "runs"
+    words = (setting_name({n: v for n, v in changed if stops or n != "target"}) for changed in options)
+    words = [*filter(None, words)] or ["runs"]
+    usual, parts = store.file_name(",".join(words)), [*map(store.file_name, words)]
     there = sorted(os.listdir(folder)) if folder.is_dir() and not (folder / usual).exists() else ()
-    parts = sorted(_options(usual))
-    return folder / next((other for other in there if sorted(_options(other)) == parts), usual)
+    return folder / next((other for other in there if _is_reordered(other, usual, parts)), usual)
 
 
-def _options(name: str) -> list[str]:
-    """Return the options in the name of a setting's folder; a value may have a hyphen, as 1e-05 has."""
-    return re.split(r"-(?=\w+=)", name)
+def _is_reordered(other: str, usual: str, parts: Collection[str]) -> bool:
+    """Return whether a name has the parts of the usual one in another order.
+
+    Parts are of axes, not of options: a partition's ``alpha`` is not that of a method.
+    """
+    rest = f"-{other}"
+    for part in sorted(parts, key=len, reverse=True):  # a shorter one may be within a longer one
+        rest = rest.replace(f"-{part}", "", 1)
+    return not rest and len(other) == len(usual)
 
 
 @files.reads

@@ -113,6 +113,12 @@ def means(task: Task) -> dict[str, Measure]:
     )
 
 
+def scores(task: Task) -> dict[str, Measure]:
+    """Return all scores besides means, of which those of other tasks have no value."""
+    none = f"it is no score of {task.name}"
+    return {name: of._replace(missing=none) for name, of in SCORES.items()} | SCORES_OF[task.name]
+
+
 def of_newcomers(task: Task) -> list[Measure]:
     """Return the scores of newcomers before and after they join."""
     return [
@@ -227,9 +233,7 @@ def columns(name: str, results: Sequence[Mapping[str, Any]]) -> list[Measure]:
             _score(name, f"class {word}", ("accuracy", "per_class", c), None, True) for c, word in classes
         ]
     task = task_of_all(results)
-    if name in SCORES and name not in SCORES_OF[task.name]:
-        return [SCORES[name]._replace(missing=f"it is no score of {task.name}")]
-    return [(SCORES_OF[task.name] | of_cohort(task) | COSTS)[name]]
+    return [(scores(task) | of_cohort(task) | COSTS)[name]]
 
 
 def usual_columns(
@@ -291,7 +295,7 @@ def known_measures(target: float | None = None, task: Task = CLASSES) -> dict[st
     """
     words = "the target" if target is None else task.goal(target)
     spent = by_name(TRAFFIC, *(_until(name, ONLY, words) for name in SPENT))
-    return means(task) | SCORES | SCORES_OF[task.name] | of_cohort(task) | COSTS | spent
+    return means(task) | scores(task) | of_cohort(task) | COSTS | spent
 
 
 def titles() -> dict[str, str]:

@@ -133,7 +133,7 @@ def _ended(folder: Path) -> bool:
 
 def _last_change(run: Path) -> float:
     files = (run / name for name in (store.CONFIG, store.METRICS, store.RESULT))
-    return max(path.stat().st_mtime for path in files if path.exists())
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 def _table(folders: list[Path], now: float, out: Console, *, running_first: bool = False) -> Group:

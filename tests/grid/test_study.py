@@ -376,6 +376,11 @@ def test_a_setting_is_found_whatever_the_order_of_its_axes(toy, tmp_path):
     (tmp_path / "lr=1e-05-weight_decay=1e-06").mkdir()  # whose parts between hyphens are the same
     other = study._folder(found, tmp_path, {"lr": 1e-6, "weight_decay": 1e-5})
     assert other.name == "lr=1e-06-weight_decay=1e-05"
+    (tmp_path / "partition=dirichlet-alpha=1-alpha=0.1").mkdir()  # FedDyn's alpha beside a partition's
+    other = study._folder(found, tmp_path, {"partition": "dirichlet,alpha=0.1", "alpha": 1})
+    assert other.name == "partition=dirichlet-alpha=0.1-alpha=1"
+    other = study._folder(found, tmp_path, {"alpha": 0.1, "partition": "dirichlet,alpha=1"})
+    assert other.name == "partition=dirichlet-alpha=1-alpha=0.1"
 
 
 def test_the_bar_counts_all_settings_and_estimates_by_what_was_computed(monkeypatch, toy):
