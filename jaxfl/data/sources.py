@@ -177,6 +177,7 @@ def from_arrays(
     pieces: str = "words",
     features: Sequence[str] = (),
     task: str = "auto",
+    windows: bool = False,
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
 
@@ -200,13 +201,17 @@ def from_arrays(
       pieces: without one, what words are, see `Source`.
       features: names of a vector's features, or none.
       task: a name in `TASKS`; "auto" says it by the labels' type, see `jaxfl.tasks.meant`.
+      windows: whether images are known to be windows of a signal, (N, 1, T, C).
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
     """
     vocabulary, words = len(words) or vocabulary, tuple(words)
     images = _array(name, "images", images)
-    images = _checked_tokens(name, images, vocabulary) if vocabulary else _checked_images(name, images)
+    if vocabulary:
+        images = _checked_tokens(name, images, vocabulary)
+    else:
+        images = _checked_images(name, images, windows)
     labels = labels if labels is None else _array(name, "labels", labels)
     found = meant(name, labels, task)
     if found.every_token:
@@ -261,7 +266,7 @@ def _array(name: str, what: str, values) -> np.ndarray:
         raise JaxflError(f"{name}: {what}: lists of different lengths; give one array.") from None
 
 
-def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
+def _checked_images(name: str, images: np.ndarray, windows: bool) -> np.ndarray:
     if images.ndim == 2:
         whole = images.dtype.kind in "biu" and images.dtype != np.uint8  # as tables have them
         images = images[:, None, None].astype(np.float32 if whole else images.dtype)
@@ -276,7 +281,7 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     # Small windows of a signal, (N, 1, T, C), are no grey images unless they are square.
     window = channels == 1 and sides[0] != sides[1]
     least = 16 if window else max(5, 2 * channels)
-    signal = window and images.dtype.kind == "f"
+    signal = windows or (window and images.dtype.kind == "f")
     if channels in (1, 3, 4) and not signal and min(sides) >= least and max(sides) <= 2 * min(sides):
         raise JaxflError(
             f"{name}: images have shape {images.shape}, which would be {images.shape[3]} channels, but looks "

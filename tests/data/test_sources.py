@@ -231,10 +231,11 @@ IMAGES = random_images(10, 2, 2)
 LABELS = np.arange(10) % 2
 
 
-def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path):
-    windows, labels = np.random.default_rng(0).integers(-9, 9, (20, 7, 3)), np.arange(20) % 2
+@pytest.mark.parametrize("signals", [3, 7])  # as many as steps are no grey images
+def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path, signals):
+    windows, labels = np.random.default_rng(0).integers(-9, 9, (20, 7, signals)), np.arange(20) % 2
     source = load(write(tmp_path / "windows.npz", windows=windows, labels=labels, split=np.ones(20, bool)))
-    assert source.images.shape == (20, 1, 7, 3) and source.images.dtype == np.float32
+    assert source.images.shape == (20, 1, 7, signals) and source.images.dtype == np.float32
     mean, std, _ = training_moments(source, [np.arange(20)])
     np.testing.assert_allclose([mean.ravel(), std.ravel()], [windows.mean((0, 1)), windows.std((0, 1))])
 
@@ -328,6 +329,14 @@ def test_a_folder_with_one_sub_folder_per_class_is_read(tmp_path):
     source = load(str(tmp_path))
     check(source, 16, 4, (4, 6, 3), 2)
     assert (source.images[source.labels == 0].sum(0) == cats.sum(0)).all()
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    (upright,) = random_images(1, 4, 4, 3)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned clockwise
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "0.png", exif=exif)
+    assert (load(str(tmp_path), labelled=False).images[0] == upright).all()
 
 
 def test_classes_have_the_names_that_the_data_give_them(tmp_path):
