@@ -46,6 +46,8 @@ def test_a_text_is_cut_into_rows_by_speaker(written):
     np.testing.assert_array_equal(source.labels[:, :-1], follows)
     assert (source.labels[:, -1] == -1).all() and source.task.name == "next-token" and source.divided
     assert "client" not in load(written("no names\n\nhere: none", "plain.txt")).columns
+    novel = load(written("He wrote to her.\n\n" * 20 + "The letter read:\n\nAdieu.", "novel.txt"))
+    assert "client" not in novel.columns and len(novel.labels) > 3  # nothing is left out
 
 
 ITEMS = [
