@@ -117,21 +117,26 @@ def require_everywhere(name: str, column: str, values: np.ndarray) -> None:
 
 
 def of_classes(source: Source, chosen: str) -> Source:
-    """Return the rows of some classes, such as "0-4+8", numbered anew from 0 in ascending order.
+    """Return the rows of some classes, such as "0-4+8", numbered anew from 0 in their order.
+
+    Classes whose names are numbers, such as the labels 1 to 4 of a table, are meant by these.
 
     Raises:
       JaxflError: if this is not such a text, or names a class twice or one that is not there.
     """
     require_classes(source.task, f"{source.name}: classes={chosen}")
     try:
-        classes = numbered(chosen)
+        wanted = numbered(chosen)
     except JaxflError as error:
         raise JaxflError(f"{source.name}: {error}") from None
-    if classes[-1] >= source.classes:
+    known = [*range(source.classes)]
+    if source.class_names and all(map(str.isdecimal, source.class_names)):
+        known = [*map(int, source.class_names)]
+    if missing := [number for number in wanted if number not in known]:
         raise JaxflError(
-            f"{source.name}: classes={chosen}: there is no class {classes[-1]}; the last is "
-            f"{source.classes - 1}."
+            f"{source.name}: classes={chosen}: there is no class {missing[-1]}; the last is {max(known)}."
         )
+    classes = sorted(map(known.index, wanted))
     rows = np.isin(source.labels, classes)
     if not source.train[rows].any():
         raise JaxflError(f"{source.name}: classes={chosen}: there are no training images of these.")

@@ -349,6 +349,11 @@ def test_classes_have_the_names_that_the_data_give_them(tmp_path):
     for word in ("dog", "cat"):
         write_images(tmp_path / "photos" / word, random_images(5, 4, 4))
     assert load(str(tmp_path / "photos")).class_names == ("cat", "dog")
+    stars = write(tmp_path / "stars.npz", images=IMAGES, labels=np.array(["10", "2"])[LABELS])
+    assert load(f"{stars},classes=2+10").class_names == ("10", "2")  # names that are numbers
+    assert load(f"{stars},classes=10").class_names == ("10",)
+    with pytest.raises(JaxflError, match="there is no class 1; the last is 10"):
+        load(f"{stars},classes=0-1")
     with pytest.raises(JaxflError, match="1 of 5 rows have no 'labels', the first is row 2"):
         load(write(tmp_path / "gap.npz", images=IMAGES[:5], labels=np.where(labels == "dog", "", labels)))
     with pytest.raises(JaxflError, match="mine names 1 of 2 classes"):
