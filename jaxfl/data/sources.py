@@ -266,9 +266,11 @@ def _array(name: str, what: str, values) -> np.ndarray:
             f"{name}: {what}: values are masked, which would be used all the same; leave these rows out."
         )
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # of nested lists
         raise JaxflError(f"{name}: {what}: lists of different lengths; give one array.") from None
+    words = array.dtype == object and all(isinstance(value, str) for value in array.flat)  # of pandas
+    return array.astype(str) if words else array
 
 
 def _checked_images(name: str, images: np.ndarray, windows: bool) -> np.ndarray:

@@ -566,6 +566,14 @@ def test_a_source_with_invalid_fields_is_refused(further, sentence):
         from_arrays("mine", **arrays | further)
 
 
+def test_words_may_be_objects_as_in_pandas():
+    words = np.array(["cat", "owl"], object)[LABELS]
+    source = from_arrays("mine", IMAGES, words, LABELS == 0, 0, {"of": words})
+    assert source.class_names == ("cat", "owl") and (source.columns["of"] == np.sort(words)).all()
+    with pytest.raises(JaxflError, match="the column of is object"):
+        from_arrays("mine", IMAGES, LABELS, LABELS == 0, 2, {"of": np.where(LABELS, words, None)})
+
+
 def test_small_windows_of_a_signal_are_images_of_height_one():
     """Windows are not taken for grey images in PyTorch's order, which are square or larger."""
 
