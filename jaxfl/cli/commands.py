@@ -35,7 +35,6 @@ from jaxfl.config.setup import Setup
 from jaxfl.config.values import as_path
 from jaxfl.core.training import Training
 from jaxfl.data import partition_formats
-from jaxfl.data.normalisation import training_moments
 from jaxfl.deployed.load import load
 from jaxfl.errors import JaxflError
 from jaxfl.folder import several_runs, store
@@ -55,7 +54,7 @@ from jaxfl.results import report as reports
 from jaxfl.results.table import as_text
 from jaxfl.results.watch import watch
 from jaxfl.runs.observer import Terms
-from jaxfl.runs.prepare import divide, draw_shift, load_source
+from jaxfl.runs.prepare import divide, draw_shift, load_source, moments_of
 from jaxfl.runs.recorded_data import recorded_moments
 from jaxfl.runs.setup_check import check_setup
 from jaxfl.terminal import OUT, describe, print_result, print_table, shown
@@ -286,7 +285,7 @@ def _partition(arguments: list[str]) -> None:
     drawn = draw_shift(setup, source, len(partition.train))
     partition_formats.require(formats.format, partition, source)
     store.check_free(folder)  # still, after the data have been read
-    moments = moments or training_moments(source, partition.train, setup.data.normalise)
+    moments = moments or moments_of(setup, source, partition)
     written = save_partition(folder, setup, source, partition, drawn, moments, formats.format)
     OUT.print(describe(setup, partition, source))
     OUT.print(f"{folder}: {', '.join(written)}")

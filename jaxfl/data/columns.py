@@ -37,7 +37,7 @@ def training_rows(place: str, labels: np.ndarray | None, classes: int, rows: int
 
 def tokens_of(
     place: str,
-    columns: Sequence[np.ndarray],
+    columns: Sequence[Sequence[str]],
     train: np.ndarray,
     tokens: str,
     length: int,
@@ -52,7 +52,7 @@ def tokens_of(
       JaxflError: if a text is empty, or the length or the tokenizer is of no use.
     """
     cut, words = cut_by(tokens, tokenizer)
-    rows = [cut(" ".join(map(str, texts))) for texts in zip(*columns, strict=True)]
+    rows = [cut(" ".join(texts)) for texts in zip(*columns, strict=True)]
     if empty := sum(not row for row in rows):
         raise JaxflError(f"{place}: {empty} of {len(rows)} rows have an empty text; leave them out.")
     words = words or vocabulary(row for row, trains in zip(rows, train, strict=True) if trains)

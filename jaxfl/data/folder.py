@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from jaxfl.data.sources import Source, from_arrays
 from jaxfl.errors import JaxflError
@@ -83,7 +83,7 @@ def _visible(folder: Path) -> list[Path]:
 def _image(file: Path) -> np.ndarray:
     try:
         with Image.open(file) as image:
-            mode, pixels = image.mode, np.asarray(image)
+            mode, pixels = image.mode, np.asarray(ImageOps.exif_transpose(image))  # as viewers turn it
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all of Pillow's
         raise JaxflError(f"{file} cannot be read as an image; repair it or move it elsewhere.") from error
     if mode not in ("L", "RGB"):

@@ -78,7 +78,7 @@ def read_source(
     files = stored + ([tokenizer] if stored and tokenizer else [])
 
     def decoded() -> Source:
-        columns = _columns(parts, [key for key, kind in kinds.items() if _is_value(datasets, kind)])
+        columns = _columns(parts, [key for key, kind in others.items() if _is_value(datasets, kind)])
         y, known = _labels(place, {key: columns.pop(key) for key in labels}, kinds, how.task)
         known |= {"divided": len(parts) > 1, "task": how.task}
         rows = sum(map(len, parts))
@@ -86,7 +86,8 @@ def read_source(
         if len(parts) == 1:
             train = training_rows(place, y, known["classes"], rows, how.task)
         if text:
-            x, words = tokens_of(place, [columns.pop(key) for key in text], train, tokens, length, content)
+            texts = [[value or "" for part in parts for value in part[key][:]] for key in text]
+            x, words = tokens_of(place, texts, train, tokens, length, content)
             known |= words
         else:
             x = _images(place, parts, seen, kinds[seen])

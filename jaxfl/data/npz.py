@@ -98,7 +98,8 @@ def read_source(name: str, path: Path, labelled: bool = True, task: str = "auto"
         key: values for key, values in arrays.items() if values.ndim == 1 and values.dtype.kind in "biuSU"
     }
     classes = 0 if labels is None else len(np.unique(labels))
-    return from_arrays(name, examples, labels, split, classes, columns, vocabulary=vocabulary, task=task)
+    known = {"vocabulary": vocabulary, "task": task, "windows": kind == "windows"}
+    return from_arrays(name, examples, labels, split, classes, columns, **known)
 
 
 def _ended(path: Path, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:

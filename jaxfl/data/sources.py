@@ -117,21 +117,26 @@ def require_everywhere(name: str, column: str, values: np.ndarray) -> None:
 
 
 def of_classes(source: Source, chosen: str) -> Source:
-    """Return the rows of some classes, such as "0-4+8", numbered anew from 0 in ascending order.
+    """Return the rows of some classes, such as "0-4+8", numbered anew from 0 in their order.
+
+    Classes whose names are numbers, such as the labels 1 to 4 of a table, are meant by these.
 
     Raises:
       JaxflError: if this is not such a text, or names a class twice or one that is not there.
     """
     require_classes(source.task, f"{source.name}: classes={chosen}")
     try:
-        classes = numbered(chosen)
+        wanted = numbered(chosen)
     except JaxflError as error:
         raise JaxflError(f"{source.name}: {error}") from None
-    if classes[-1] >= source.classes:
+    known = [*range(source.classes)]
+    if source.class_names and all(map(str.isdecimal, source.class_names)):
+        known = [*map(int, source.class_names)]
+    if missing := [number for number in wanted if number not in known]:
         raise JaxflError(
-            f"{source.name}: classes={chosen}: there is no class {classes[-1]}; the last is "
-            f"{source.classes - 1}."
+            f"{source.name}: classes={chosen}: there is no class {missing[-1]}; the last is {max(known)}."
         )
+    classes = sorted(map(known.index, wanted))
     rows = np.isin(source.labels, classes)
     if not source.train[rows].any():
         raise JaxflError(f"{source.name}: classes={chosen}: there are no training images of these.")
@@ -177,6 +182,7 @@ def from_arrays(
     pieces: str = "words",
     features: Sequence[str] = (),
     task: str = "auto",
+    windows: bool = False,
 ) -> Source:
     """Check arrays of any origin and bring them into the types and order of a source.
 
@@ -200,13 +206,17 @@ def from_arrays(
       pieces: without one, what words are, see `Source`.
       features: names of a vector's features, or none.
       task: a name in `TASKS`; "auto" says it by the labels' type, see `jaxfl.tasks.meant`.
+      windows: whether images are known to be windows of a signal, (N, 1, T, C).
 
     Raises:
       JaxflError: if types, shapes or values are not as described.
     """
     vocabulary, words = len(words) or vocabulary, tuple(words)
     images = _array(name, "images", images)
-    images = _checked_tokens(name, images, vocabulary) if vocabulary else _checked_images(name, images)
+    if vocabulary:
+        images = _checked_tokens(name, images, vocabulary)
+    else:
+        images = _checked_images(name, images, windows)
     labels = labels if labels is None else _array(name, "labels", labels)
     found = meant(name, labels, task)
     if found.every_token:
@@ -256,12 +266,14 @@ def _array(name: str, what: str, values) -> np.ndarray:
             f"{name}: {what}: values are masked, which would be used all the same; leave these rows out."
         )
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # of nested lists
         raise JaxflError(f"{name}: {what}: lists of different lengths; give one array.") from None
+    words = array.dtype == object and all(isinstance(value, str) for value in array.flat)  # of pandas
+    return array.astype(str) if words else array
 
 
-def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
+def _checked_images(name: str, images: np.ndarray, windows: bool) -> np.ndarray:
     if images.ndim == 2:
         whole = images.dtype.kind in "biu" and images.dtype != np.uint8  # as tables have them
         images = images[:, None, None].astype(np.float32 if whole else images.dtype)
@@ -276,7 +288,7 @@ def _checked_images(name: str, images: np.ndarray) -> np.ndarray:
     # Small windows of a signal, (N, 1, T, C), are no grey images unless they are square.
     window = channels == 1 and sides[0] != sides[1]
     least = 16 if window else max(5, 2 * channels)
-    signal = window and images.dtype.kind == "f"
+    signal = windows or (window and images.dtype.kind == "f")
     if channels in (1, 3, 4) and not signal and min(sides) >= least and max(sides) <= 2 * min(sides):
         raise JaxflError(
             f"{name}: images have shape {images.shape}, which would be {images.shape[3]} channels, but looks "

@@ -94,8 +94,8 @@ def read_source(
     known: dict[str, Any] = {"numbers": np.flatnonzero(~empty)}
     if not len(frame):
         raise JaxflError(f"{place} has no rows to learn from; give it some without empty fields.")
+    texts = [frame.pop(column).astype(str).tolist() for column in text]  # an array is as wide as the longest
     values = {str(column): _plain(place, str(column), frame[column]) for column in frame.columns}
-    texts = [values.pop(column) for column in text]
     labels, classes = labels_of({column: values.pop(column) for column in target}, how.task)
     known |= classes
     if divided := "split" in values and client != "split":

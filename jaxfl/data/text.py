@@ -18,10 +18,10 @@ SUFFIX = ".txt"
 def read_source(place: str, how: How, *, length: int = 80, tokenizer: Path | None = None) -> Source:
     """Read a text, of which the next character, or token, is to be predicted.
 
-    A paragraph whose first line is a name and a colon, as in a play, is said by this speaker, and rows have
-    the speaker in their column `client`. What a speaker says is cut, in its order, into rows of `length`
-    characters; a row begins with the last one of the row before. The last fifth of a speaker's rows is for
-    testing. The vocabulary has the characters of all others.
+    A paragraph whose first line is a name and a colon, as in a play, is said by this speaker if a tenth of
+    all or more name one, and rows have the speaker in their column `client`. What a speaker says is cut, in
+    its order, into rows of `length` characters; a row begins with the last one of the row before. The last
+    fifth of a speaker's rows is for testing. The vocabulary has the characters of all others.
 
     Args:
       place: path of the file.
@@ -53,14 +53,18 @@ def read_source(place: str, how: How, *, length: int = 80, tokenizer: Path | Non
 
 
 def _by_speaker(text: str) -> dict[str, str]:
-    """Return what each speaker says, in the order of first lines; all of it by "" if no speaker is named.
+    """Return what each speaker says, in the order of first lines; all of it by "" in a text without speakers.
 
-    If one is, what stands before the first, such as a title, is said by nobody.
+    What stands before the first one, such as a title, is said by nobody. A text has speakers if a tenth of
+    its paragraphs or more name one: "The letter read:" in a novel does not make it a play.
     """
+    paragraphs = [*filter(None, re.split(r"\n\s*\n", text.strip("\n")))]
+    firsts = [re.match(r"([^\n:]{1,60}):[ \t]*\n", paragraph + "\n") for paragraph in paragraphs]
+    named = 10 * sum(map(bool, firsts)) >= len(firsts)
     said: dict[str, list[str]] = {}
     speaker = ""
-    for paragraph in filter(None, re.split(r"\n\s*\n", text.strip("\n"))):
-        if (first := re.match(r"([^\n:]{1,60}):[ \t]*\n", paragraph + "\n")) is not None:
+    for paragraph, first in zip(paragraphs, firsts, strict=True):
+        if named and first:
             speaker, paragraph = first[1].strip(), paragraph[first.end() :]
         said.setdefault(speaker, []).append(paragraph)
     named = len(said) > 1

@@ -61,6 +61,11 @@ def _architectures(setup: Setup, shape: tuple[int, ...], clients: int) -> tuple[
     return named, counts
 
 
+def clients_of_each(setup: Setup, shape: tuple[int, ...], clients: int) -> list[int]:
+    """Return the number of clients of each architecture, in the order of client ids, see `build_models`."""
+    return _divide_clients(_architectures(setup, shape, clients)[1], clients)
+
+
 def client_devices(setup: Setup, federation: Federation) -> PerGroup | None:
     """Return every client's device, per group with leaves (n_g,); None if they are not known.
 

@@ -26,7 +26,7 @@ from jaxfl.data import partition as partitions
 from jaxfl.data import partition_formats, saved_partition, shift
 from jaxfl.data.federate import federate, set_apart, without_data
 from jaxfl.data.federation import Federation
-from jaxfl.data.normalisation import training_moments
+from jaxfl.data.normalisation import Moments, training_moments
 from jaxfl.data.partition import Partition
 from jaxfl.data.partitioners import PARTITIONS, rule_of_test
 from jaxfl.data.public import Public, adapt
@@ -40,7 +40,7 @@ from jaxfl.machine.processes import on_first_process
 from jaxfl.mechanisms.wire import wire_of
 from jaxfl.models.model import Model
 from jaxfl.results.target import check_targets
-from jaxfl.runs.architectures import build_models, client_devices
+from jaxfl.runs.architectures import build_models, client_devices, clients_of_each
 from jaxfl.runs.recorded_data import recorded_moments, require_same_images, require_same_public
 from jaxfl.tasks import task_of
 
@@ -90,9 +90,7 @@ def prepare(setup: Setup, saved: Path | None = None, source: Source | None = Non
     at_once, devices = share_out(setup, max(count for _, count in models))
     drawn = draw_shift(setup, source, len(partition.train))
     hosted = setup.machine.client_state == "host"
-    apart = np.concatenate(newcomers_of(setup, [count for _, count in models]))
-    trained = [rows for rows, away in zip(partition.train, apart, strict=True) if not away]
-    moments = recorded_moments(then) if then else training_moments(source, trained, setup.data.normalise)
+    moments = recorded_moments(then) if then else moments_of(setup, source, partition)
     federation = federate(source, partition, models, at_once, devices, public, links, drawn, hosted, moments)
     federation = with_newcomers(setup, federation)
     federation = replace(federation, wire=wire_of(setup, federation, source.images))
@@ -155,6 +153,14 @@ def with_newcomers(setup: Setup, federation: Federation) -> Federation:
                 "rows; give it more clients, or take fewer --models."
             )
     return set_apart(federation, apart) if setup.run.newcomers else federation
+
+
+def moments_of(setup: Setup, source: Source, partition: Partition) -> Moments:
+    """Return the moments of the rows that clients train on, without those of newcomers."""
+    counts = clients_of_each(setup, source.images.shape[1:], len(partition.train))
+    apart = np.concatenate(newcomers_of(setup, counts))
+    trained = [rows for rows, away in zip(partition.train, apart, strict=True) if not away]
+    return training_moments(source, trained, setup.data.normalise)
 
 
 def newcomers_of(setup: Setup, counts: Sequence[int]) -> tuple[np.ndarray, ...]:

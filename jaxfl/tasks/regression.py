@@ -104,7 +104,7 @@ def read(name: str, labels: np.ndarray, examples: np.ndarray, outputs: int) -> t
 
 def lost_as_float32(given: np.ndarray) -> float:
     """Return how much columns (N, k) lose at most, 0 if that is little beside the deviation of each."""
-    with np.errstate(over="ignore"):  # of values beyond float32, which lose all
+    with np.errstate(over="ignore", invalid="ignore"):  # of values beyond float32, which lose all; infinite
         lost = np.abs(given.astype(np.float32) - given).max(0, where=np.ptp(given, 0) > 0, initial=0)
         return float(lost.max(initial=0, where=lost > MOST_LOST * given.std(0)))
 

@@ -231,10 +231,11 @@ IMAGES = random_images(10, 2, 2)
 LABELS = np.arange(10) % 2
 
 
-def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path):
-    windows, labels = np.random.default_rng(0).integers(-9, 9, (20, 7, 3)), np.arange(20) % 2
+@pytest.mark.parametrize("signals", [3, 7])  # as many as steps are no grey images
+def test_windows_of_signals_are_images_of_one_row_normalised_by_channel(tmp_path, signals):
+    windows, labels = np.random.default_rng(0).integers(-9, 9, (20, 7, signals)), np.arange(20) % 2
     source = load(write(tmp_path / "windows.npz", windows=windows, labels=labels, split=np.ones(20, bool)))
-    assert source.images.shape == (20, 1, 7, 3) and source.images.dtype == np.float32
+    assert source.images.shape == (20, 1, 7, signals) and source.images.dtype == np.float32
     mean, std, _ = training_moments(source, [np.arange(20)])
     np.testing.assert_allclose([mean.ravel(), std.ravel()], [windows.mean((0, 1)), windows.std((0, 1))])
 
@@ -330,6 +331,14 @@ def test_a_folder_with_one_sub_folder_per_class_is_read(tmp_path):
     assert (source.images[source.labels == 0].sum(0) == cats.sum(0)).all()
 
 
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    (upright,) = random_images(1, 4, 4, 3)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned clockwise
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "0.png", exif=exif)
+    assert (load(str(tmp_path), labelled=False).images[0] == upright).all()
+
+
 def test_classes_have_the_names_that_the_data_give_them(tmp_path):
     labels = np.array(["owl", "cat", "dog", "cat", "owl"])
     mine = write(tmp_path / "mine.npz", images=IMAGES[:5], labels=labels, split=np.arange(5) < 3)
@@ -340,6 +349,11 @@ def test_classes_have_the_names_that_the_data_give_them(tmp_path):
     for word in ("dog", "cat"):
         write_images(tmp_path / "photos" / word, random_images(5, 4, 4))
     assert load(str(tmp_path / "photos")).class_names == ("cat", "dog")
+    stars = write(tmp_path / "stars.npz", images=IMAGES, labels=np.array(["10", "2"])[LABELS])
+    assert load(f"{stars},classes=2+10").class_names == ("10", "2")  # names that are numbers
+    assert load(f"{stars},classes=10").class_names == ("10",)
+    with pytest.raises(JaxflError, match="there is no class 1; the last is 10"):
+        load(f"{stars},classes=0-1")
     with pytest.raises(JaxflError, match="1 of 5 rows have no 'labels', the first is row 2"):
         load(write(tmp_path / "gap.npz", images=IMAGES[:5], labels=np.where(labels == "dog", "", labels)))
     with pytest.raises(JaxflError, match="mine names 1 of 2 classes"):
@@ -550,6 +564,14 @@ def test_a_source_with_invalid_fields_is_refused(further, sentence):
     arrays = {"images": IMAGES, "labels": LABELS, "train": LABELS == 0, "classes": 2}
     with pytest.raises(JaxflError, match=sentence):
         from_arrays("mine", **arrays | further)
+
+
+def test_words_may_be_objects_as_in_pandas():
+    words = np.array(["cat", "owl"], object)[LABELS]
+    source = from_arrays("mine", IMAGES, words, LABELS == 0, 0, {"of": words})
+    assert source.class_names == ("cat", "owl") and (source.columns["of"] == np.sort(words)).all()
+    with pytest.raises(JaxflError, match="the column of is object"):
+        from_arrays("mine", IMAGES, LABELS, LABELS == 0, 2, {"of": np.where(LABELS, words, None)})
 
 
 def test_small_windows_of_a_signal_are_images_of_height_one():

@@ -1,5 +1,7 @@
 """Text as tokens: files whose speakers are named, columns of tables, and what a vocabulary is made of."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -44,11 +46,25 @@ def test_a_text_is_cut_into_rows_by_speaker(written):
     np.testing.assert_array_equal(source.labels[:, :-1], follows)
     assert (source.labels[:, -1] == -1).all() and source.task.name == "next-token" and source.divided
     assert "client" not in load(written("no names\n\nhere: none", "plain.txt")).columns
+    novel = load(written("He wrote to her.\n\n" * 20 + "The letter read:\n\nAdieu.", "novel.txt"))
+    assert "client" not in novel.columns and len(novel.labels) > 3  # nothing is left out
 
 
 ITEMS = [
     f"{i % 2},'{'Stocks fell!' if i % 2 else 'They won, again'}' word{i},{'ab'[i % 2]}" for i in range(20)
 ]
+
+
+def test_one_long_text_does_not_make_all_others_as_long(written):
+    name = (
+        written("t,n\n" + "a b,0\n" * 499 + "a " * 50_000 + ",1\n", "long.csv") + ",text=t,target=n,length=3"
+    )
+    load(name)  # imports are not meant
+    tracemalloc.start()
+    assert load(name).images.shape == (500, 3)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50e6  # as an array of words 200 MB
 
 
 def test_a_column_of_text_becomes_words_of_training_rows(written):

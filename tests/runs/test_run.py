@@ -27,7 +27,7 @@ from jaxfl.config import choices
 from jaxfl.config.command_options import Seeds
 from jaxfl.config.setup import Setup
 from jaxfl.core import flops
-from jaxfl.core.cohorts import draw_cohorts
+from jaxfl.core.cohorts import draw_cohorts, draw_newcomers
 from jaxfl.data.public import adapt
 from jaxfl.errors import JaxflError
 from jaxfl.folder import checkpoint, owner, store
@@ -1019,6 +1019,15 @@ def test_users_of_the_test_part_never_train(tmp_path, capsys):
     assert [right.mean()] == last["newcomers"]["received"]["per_client"]
     cli.main(["partition", *users(tmp_path), "--test", "own", "--run-dir", str(tmp_path / "own")])
     assert "they train on 9 of the data's own test rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_newcomers_do_not_count_in_the_normalisation_of_files_for_other_programs(tmp_path):
+    options = "--test own --newcomers 0.25 --models mlp,hidden=3 --format pfllib --run-dir"
+    cli.main(["partition", *users(tmp_path), *options.split(), str(tmp_path / "parts")])
+    (joins,) = draw_newcomers([4], 0.25, seed=0)
+    files = [tmp_path / "parts" / "pfllib" / "train" / f"{i}.npz" for i in np.flatnonzero(~joins)]
+    seen = np.concatenate([np.load(file, allow_pickle=True)["data"].item()["x"] for file in files])
+    np.testing.assert_allclose([seen.mean(), seen.std()], [0, 1], atol=1e-6)
 
 
 def test_users_with_too_few_rows_are_counted(tmp_path, capsys):
