@@ -955,3 +955,27 @@ def test_the_pretrained_weights_of_the_document_fit_its_network(tmp_path, monkey
     main(["list", "my_net.py:linen_net"])
     said = " ".join(capsys.readouterr().out.split())
     assert "width │ 8 │ Channels of the convolution." in said
+
+
+class Rescaled(nn.Module):
+    """Layers whose weights Flax names by paths, such as Dense_0/kernel/sigma."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        """Return logits."""
+        x = nn.SpectralNorm(nn.Dense(4))(x.reshape(len(x), -1), update_stats=train)
+        return nn.Dense(CLASSES)(nn.WeightNorm(nn.Dense(4))(nn.relu(x)))
+
+
+def test_weights_that_flax_names_by_paths_are_read_from_files():
+    """The names of a file give them back; an exported block has parameters and statistics in one."""
+    module, x = Rescaled(), jax.random.normal(jax.random.key(1), (2, *SHAPE))
+    model, variables = from_linen("rescaled", module, SHAPE, CLASSES), module.init(jax.random.key(0), x)
+    arrays = named_arrays(model, variables)
+    (weights, _), misfits = fit(by_architecture(arrays)[""], model, [0])
+    assert not misfits
+    exported = {path.partition("/")[2]: array for path, array in arrays.items()}
+    both = unflatten_dict(exported, sep="/")
+    for given in (weights, Weights(both, both)):
+        y = model.apply(*given, x, train=False)[0]
+        np.testing.assert_allclose(y, module.apply(variables, x), rtol=1e-5, atol=1e-6)
