@@ -318,6 +318,28 @@ def test_statistics_ignore_padding_and_dropout_depends_on_the_key(make, names):
             model.apply(*weights, x, train=True)
 
 
+class Recurrent(nnx.Module):
+    """A recurrent layer, which is given a key for its first state of zeros."""
+
+    def __init__(self, rngs):
+        self.steps = nnx.RNN(nnx.LSTMCell(3, 4, rngs=rngs))
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        """Map (B, 5, 3) to (B, 2)."""
+        return self.head(self.steps(x)[:, -1])
+
+
+def test_a_first_state_of_zeros_is_no_draw():
+    model, x = from_nnx("own", Recurrent, (5, 3), 2), jax.random.normal(jax.random.key(1), (4, 5, 3))
+    assert model.names == ("steps", "head")
+    module, weights = Recurrent(nnx.Rngs(jax.random.key(0))), initial(model)
+    arrays = by_architecture(named_arrays(model, module))[""]
+    params = fit(arrays, model, [0])[0].shared.params
+    y = applied(model.apply, params, weights.stats, x, train=False)[0]
+    np.testing.assert_allclose(y, module(x), rtol=1e-5, atol=1e-6)
+
+
 class LinenMaps(nn.Module):
     """A convolution with BatchNorm, the mean over pixels, and a head."""
 
