@@ -318,6 +318,28 @@ def test_statistics_ignore_padding_and_dropout_depends_on_the_key(make, names):
             model.apply(*weights, x, train=True)
 
 
+class Recurrent(nnx.Module):
+    """A recurrent layer, which is given a key for its first state of zeros."""
+
+    def __init__(self, rngs):
+        self.steps = nnx.RNN(nnx.LSTMCell(3, 4, rngs=rngs))
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        """Map (B, 5, 3) to (B, 2)."""
+        return self.head(self.steps(x)[:, -1])
+
+
+def test_a_first_state_of_zeros_is_no_draw():
+    model, x = from_nnx("own", Recurrent, (5, 3), 2), jax.random.normal(jax.random.key(1), (4, 5, 3))
+    assert model.names == ("steps", "head")
+    module, weights = Recurrent(nnx.Rngs(jax.random.key(0))), initial(model)
+    arrays = by_architecture(named_arrays(model, module))[""]
+    params = fit(arrays, model, [0])[0].shared.params
+    y = applied(model.apply, params, weights.stats, x, train=False)[0]
+    np.testing.assert_allclose(y, module(x), rtol=1e-5, atol=1e-6)
+
+
 class LinenMaps(nn.Module):
     """A convolution with BatchNorm, the mean over pixels, and a head."""
 
@@ -955,3 +977,27 @@ def test_the_pretrained_weights_of_the_document_fit_its_network(tmp_path, monkey
     main(["list", "my_net.py:linen_net"])
     said = " ".join(capsys.readouterr().out.split())
     assert "width │ 8 │ Channels of the convolution." in said
+
+
+class Rescaled(nn.Module):
+    """Layers whose weights Flax names by paths, such as Dense_0/kernel/sigma."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        """Return logits."""
+        x = nn.SpectralNorm(nn.Dense(4))(x.reshape(len(x), -1), update_stats=train)
+        return nn.Dense(CLASSES)(nn.WeightNorm(nn.Dense(4))(nn.relu(x)))
+
+
+def test_weights_that_flax_names_by_paths_are_read_from_files():
+    """The names of a file give them back; an exported block has parameters and statistics in one."""
+    module, x = Rescaled(), jax.random.normal(jax.random.key(1), (2, *SHAPE))
+    model, variables = from_linen("rescaled", module, SHAPE, CLASSES), module.init(jax.random.key(0), x)
+    arrays = named_arrays(model, variables)
+    (weights, _), misfits = fit(by_architecture(arrays)[""], model, [0])
+    assert not misfits
+    exported = {path.partition("/")[2]: array for path, array in arrays.items()}
+    both = unflatten_dict(exported, sep="/")
+    for given in (weights, Weights(both, both)):
+        y = model.apply(*given, x, train=False)[0]
+        np.testing.assert_allclose(y, module.apply(variables, x), rtol=1e-5, atol=1e-6)

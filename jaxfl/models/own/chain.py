@@ -13,7 +13,7 @@ around it, and no weights are used on both sides. The traced program shows both.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -68,11 +68,10 @@ class Section(OwnBlock):
 
     def run(self, weights, x, *, train, key, mask):
         """Run the network from the block's first layer to the next one's."""
-        own = {path[self.prefix :]: path for path in self.paths}
         everything = Weights(
             *(
                 jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole)
-                | {own[path]: leaf for path, leaf in flatten_dict(part).items()}
+                | self._own(whole, flatten_dict(part))
                 for whole, part in zip(leaves(self.network), weights, strict=True)
             )
         )
@@ -90,6 +89,10 @@ class Section(OwnBlock):
         """Length of the prefix that all paths share: the name of the layer, if there is only one."""
         levels = zip(*(path[:-1] for path in self.paths), strict=False)
         return len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
+
+    def _own(self, whole: Collection[Path], part: dict[Path, Any]) -> dict[Path, Any]:
+        """Return the leaves of a kind; an exported block has parameters and statistics in one."""
+        return {path: part[path[self.prefix :]] for path in self.paths if path in whole}
 
     def _named(self, flat: dict[Path, Any]) -> dict:
         return unflatten_dict({path[self.prefix :]: flat[path] for path in flat if path in self.paths})

@@ -14,7 +14,7 @@ from jaxfl.models.model import Model, Weights, are_tokens, input_dtype, plain
 from jaxfl.models.own.chain import chain
 from jaxfl.models.own.intercept import in_front
 from jaxfl.models.own.modes import modes, require_modes
-from jaxfl.models.own.walk import Network, real_rows
+from jaxfl.models.own.walk import Network, Path, real_rows
 
 COLLECTIONS = "params", "batch_stats"
 
@@ -91,7 +91,7 @@ class Linen(Network):
     def given(self, variables):
         """Return the flat weights in variables that `init` or training returned."""
         variables = nn.meta.unbox(variables)
-        return Weights(*(flatten_dict(dict(variables.get(collection, {}))) for collection in COLLECTIONS))
+        return Weights(*(_flat(dict(variables.get(collection, {}))) for collection in COLLECTIONS))
 
     def run(self, weights, x, walk, *, train, key, mask):
         """Run the module with its layers' calls intercepted."""
@@ -121,8 +121,18 @@ class Linen(Network):
             return walk.through(through)
 
         variables = {
-            collection: unflatten_dict(part) for collection, part in zip(COLLECTIONS, weights, strict=True)
+            collection: unflatten_dict({_with(path, "/", ":"): leaf for path, leaf in part.items()})
+            for collection, part in zip(COLLECTIONS, weights, strict=True)
         }
         keys = None if key is None else {"dropout": key, "params": jax.random.fold_in(key, 0)}
         y, new = self.module.apply(variables, x, rngs=keys, mutable=["batch_stats"], method=forward)
-        return y, flatten_dict(new.get("batch_stats", {}))
+        return y, _flat(new.get("batch_stats", {}))
+
+
+def _flat(collection) -> dict[Path, Any]:
+    """Return variables by their paths; Dense_0/kernel/scale, a single name of nn.WeightNorm, gets colons."""
+    return {_with(path, ":", "/"): leaf for path, leaf in flatten_dict(collection).items()}
+
+
+def _with(path: Path, new: str, old: str) -> Path:
+    return tuple(name.replace(old, new) for name in path)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.interpreters import partial_eval
 
 from jaxfl.config.own_code import line_of, require_call
 from jaxfl.errors import JaxflError
@@ -17,7 +18,7 @@ from jaxfl.models.norms import counted
 from jaxfl.models.own.chain import chain
 from jaxfl.models.own.intercept import intercepted, layers
 from jaxfl.models.own.modes import modes, require_modes
-from jaxfl.models.own.walk import Network, real_rows
+from jaxfl.models.own.walk import Network, Walk, images, leaves, real_rows
 
 
 def from_nnx(
@@ -126,7 +127,8 @@ class Nnx(Network):
                 return module(x, **modes(module.__call__, train))
 
         y, after = walk.through(through), parted(module)
-        if key is None and any(map(operator.is_not, counts, jax.tree.leaves(after.draws))):
+        drew = any(map(operator.is_not, counts, jax.tree.leaves(after.draws)))
+        if key is None and drew and _depends_on_draws(self, train):
             raise JaxflError(
                 f"{line_of(self.kind)}: {self.kind.__name__} draws at random; pass a key to train it."
             )
@@ -152,6 +154,17 @@ class Nnx(Network):
     @functools.cached_property
     def _abstract(self) -> nnx.Module:
         return nnx.eval_shape(lambda: self.make(nnx.Rngs(jax.random.key(0))))
+
+
+@functools.cache
+def _depends_on_draws(network: Nnx, train: bool) -> bool:
+    """Return whether random numbers have an effect; the first state of an nnx.RNN is zeros, not drawn."""
+
+    def run(key, weights, x):
+        return network.run(weights, x, Walk(), train=train, key=key, mask=None)
+
+    program = jax.make_jaxpr(run)(jax.random.key(0), leaves(network), images(network)).jaxpr
+    return partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1][0]
 
 
 def _drawing(draws, key):
