@@ -47,7 +47,7 @@ from jaxfl.grid import study as studies
 from jaxfl.grid import study_file
 from jaxfl.grid.comparison import Comparison
 from jaxfl.grid.plan import labels_to_train
-from jaxfl.grid.resolve import resolve, resolve_run
+from jaxfl.grid.resolve import resolve, resolve_run, setup_of
 from jaxfl.machine.processes import Processes, connect, is_first
 from jaxfl.machine.texts import few
 from jaxfl.results import report as reports
@@ -56,7 +56,6 @@ from jaxfl.results.watch import watch
 from jaxfl.runs.observer import Terms
 from jaxfl.runs.prepare import divide, draw_shift, load_source, moments_of
 from jaxfl.runs.recorded_data import recorded_moments
-from jaxfl.runs.setup_check import check_setup
 from jaxfl.terminal import OUT, describe, print_result, print_table, shown
 
 HELP = (["-h"], ["--help"])
@@ -276,8 +275,7 @@ def _partition(arguments: list[str]) -> None:
         moments = recorded_moments(config["data"])
     else:
         asked, where, formats = parse(COMMANDS["partition"].usage, arguments, [Setup()], RunFolder, Formats)
-        saved, setup, moments = None, Setup.of(**asked), None
-        check_setup(setup)
+        saved, setup, moments = None, setup_of(asked), None
     folder = where.run_dir or store.free_folder("partition", setup.data.dataset)
     store.check_free(folder)
     source = load_source(setup)

@@ -12,7 +12,6 @@ from jaxfl.data.federation import Federation
 from jaxfl.errors import JaxflError
 
 USABLE = 0.9  # share of what is free: the device's allocator loses some to gaps
-CLEARLY = 1.5  # times the limit: a program's memory does not grow linearly with the number of clients
 HOST_SHARE = 0.5  # of the memory that the machine has left: CPU devices share it with whatever else runs
 
 
@@ -65,7 +64,8 @@ def warn_if_short(compiled: jax.stages.Compiled) -> None:
 def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
     """Halve a number of clients or runs until its memory fits; return it, or 1 if nothing fits.
 
-    Each trial compiles, a minute for a large network on a GPU, so numbers that cannot fit are skipped.
+    Each trial compiles, a minute for a large network on a GPU. Numbers that cannot fit are skipped: bytes
+    fall at most in proportion to the number.
 
     Args:
       number: of clients or runs wanted at once.
@@ -73,42 +73,20 @@ def most_that_fit(number: int, needed: Callable[[int], int], limit: int) -> int:
         compiler finds them too large.
       limit: the available bytes, see `available`.
     """
-    known = []
     while number > 1:
+        of_one = 0.0
         try:
             held = needed(number)
+            if held <= limit:
+                break
+            of_one = held / number
         except jax.errors.JaxRuntimeError as error:
             if not _out_of_memory(error):
                 raise
-            number = _half(number)
-            continue
-        if held <= limit:
-            break
-        known.append((number, held))
-        number = _half(number)
-        while number > 1 and _too_many(number, known, limit):
-            number = _half(number)
+        number = -(-number // 2)
+        while number > 1 and of_one * number > limit:
+            number = -(-number // 2)
     return number
-
-
-def _half(number: int) -> int:
-    return -(-number // 2)
-
-
-def _too_many(number: int, known: list[tuple[int, int]], limit: int) -> bool:
-    """Return whether a number cannot fit, estimated from the bytes of larger numbers.
-
-    The bytes fall at most in proportion to the number. From the second trial on the part that does not depend
-    on the number is known, though not exactly.
-    """
-    more, held = known[-1]
-    if held * number / more > limit:
-        return True
-    if len(known) == 1:
-        return False
-    most, most_held = known[-2]
-    expected = held + (most_held - held) / (most - more) * (number - more)
-    return expected > CLEARLY * limit
 
 
 def as_many_as_fit(federation: Federation, needed: Callable[[Federation], int], limit: int) -> Federation:

@@ -196,17 +196,8 @@ def _check_step(name: str, step: Callable, before: Any, made: Any, cohort) -> No
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Info)):
         refuse(f"returns {_form(made)}, not (state, Info)")
     after, info = made
-    old, new = (
-        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
-        for state in (before, after)
-    )
-    for leaf in [leaf for leaf in old if leaf not in new] + [leaf for leaf in new if leaf not in old]:
-        verb = "drops" if leaf in old else "adds"
-        refuse(f"{verb} state{leaf}; the state must keep the form that init gives it")
-    for leaf in old:
-        was, is_now = (_dtype_and_shape(leaves[leaf]) for leaves in (old, new))
-        if was != is_now:
-            refuse(f"makes state{leaf} {is_now}, which was {was}; the state must keep its form")
+    if wrong := tree.unlike(after, before):
+        refuse(f"makes state{wrong}; the state must keep its form")
     if jax.tree.structure(before) != jax.tree.structure(after):
         refuse("returns a state whose containers differ from those of init; the state must keep its form")
     places = [slots.mask.shape for slots in cohort.groups]
@@ -279,12 +270,6 @@ def _listed(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf.tolist()
     raise TypeError(f"a {type(leaf).__name__}")
-
-
-def _dtype_and_shape(leaf: Any) -> str:
-    """Return ``float32[3, 2]`` for an array, ``float`` for a Python number."""
-    is_array = hasattr(leaf, "dtype")
-    return f"{leaf.dtype}{list(leaf.shape)}" if is_array else type(leaf).__name__
 
 
 def _form(value: Any) -> str:

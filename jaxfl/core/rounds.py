@@ -91,23 +91,17 @@ class Programs(NamedTuple):
 def as_programs(algorithm: Algorithm) -> Programs:
     """Return the programs of an algorithm; each is compiled when it is first needed."""
 
-    def scored(predict):
+    def scored(predict, by=score):
         def scores(key, state, federation, cohort):
             predictors = predict(key, state, federation, cohort)
-            return federation.keep_replicated(score(predictors, key, federation, cohort))
+            return federation.keep_replicated(by(predictors, key, federation, cohort))
 
         return scores
 
+    def with_trigger(predictors, key, federation, cohort):
+        return score(predictors, key, federation.wire.tried_out(federation), cohort)
+
     received, personal = scored(algorithm.receive), scored(algorithm.personal)
-
-    def likely(key, state, federation, cohort):
-        predictors = algorithm.personal(key, state, federation, cohort)
-        return federation.keep_replicated(likelihoods(predictors, key, federation, cohort))
-
-    def attacked(key, state, federation, cohort):
-        predictors = algorithm.personal(key, state, federation, cohort)
-        tried_out = federation.wire.tried_out(federation)
-        return federation.keep_replicated(score(predictors, key, tried_out, cohort))
 
     def counted(step, key, state, federation, cohort):
         """Run a step; return the new state, the step's report, its predictors by moment, its operations."""
@@ -185,6 +179,6 @@ def as_programs(algorithm: Algorithm) -> Programs:
         of_run=Program(of_run),
         received=score_received,
         personal=score_received if same else Program(personal),
-        likely=Program(likely),
-        attacked=Program(attacked),
+        likely=Program(scored(algorithm.personal, likelihoods)),
+        attacked=Program(scored(algorithm.personal, with_trigger)),
     )

@@ -20,14 +20,15 @@ def sent_up(cohort: Cohort, messages: PerGroup) -> PerGroup:
 
     Args:
       cohort: of the round.
-      messages: per group what one client sends: a tree of arrays or shapes, or a number of scalars.
+      messages: per group what one client sends: a tree of arrays or shapes, or a number of scalars; or the
+        scalars that each client sends, (k_g,) int32.
 
     Returns:
       Per group (k_g,) int32.
 
     Raises:
       JaxflError: if a message has more scalars than an int32 counts.
-      ValueError: if their number is a float, or the scalars of each client are given, as `Info` takes them.
+      ValueError: if their number is a float.
     """
     return per_group(_counts, cohort.groups, messages)
 
@@ -43,10 +44,7 @@ def _counts(slots: Slots, message) -> jax.Array:
         raise ValueError(f"a message has a whole number of scalars, not {message}; round it, as by math.ceil")
     counted = getattr(message, "shape", None) == slots.mask.shape
     if counted and jnp.issubdtype(message.dtype, jnp.integer):
-        raise ValueError(
-            "these are the scalars of each client already, not a message; give them to Info as they are: "
-            "Info(..., up=class_means.up(...))"
-        )
+        return jnp.where(slots.mask, message, 0)
     scalars = int(message) if isinstance(message, numbers.Integral) else tree.scalars(message)
     if scalars > LARGEST_MESSAGE:
         raise JaxflError(

@@ -57,6 +57,27 @@ def by_path(tree) -> dict:
     return {names(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
+def unlike(made, before) -> str:
+    """Say which leaf of a tree is the first to differ in form from the tree before; nothing if none does.
+
+    >>> unlike({"a": jnp.zeros(2)}, {"a": jnp.zeros(2, int)})
+    "['a'] float32[2], which was int32[2]"
+    """
+
+    def form(leaf):
+        if leaf is None:
+            return "nothing"
+        return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
+
+    trees = [jax.tree.leaves_with_path(each) for each in (made, before)]
+    now, then = ({jax.tree_util.keystr(path): leaf for path, leaf in leaves} for leaves in trees)
+    for path in then | now:
+        is_now, was = form(now.get(path)), form(then.get(path))
+        if is_now != was:
+            return f"{path} {is_now}, which was {was}"
+    return ""
+
+
 def take(tree, slots: Slots):
     """Take rows ``slots.index`` of every leaf, (n, ...) -> (k, ...); an empty place repeats the last row."""
     return jax.tree.map(lambda leaf: jnp.take(leaf, slots.index, axis=0, mode="clip"), tree)

@@ -148,14 +148,9 @@ class Federation:
             )
         return self.groups[0]
 
-    @property
-    def is_window(self) -> bool:
-        """Whether the groups hold only some of the clients."""
-        return self.all_newcomers is not None
-
     def require_all(self) -> None:
         """Raise `JaxflError` if this federation holds only a window of the clients."""
-        if self.is_window:
+        if self.all_newcomers is not None:
             raise beyond_cohort("The method needs all clients")
 
     @property

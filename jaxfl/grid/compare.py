@@ -31,6 +31,7 @@ from jaxfl.grid.plan import (
     plan,
     sentences,
 )
+from jaxfl.grid.resolve import seed_draws
 from jaxfl.grid.run import continued
 from jaxfl.machine import files
 from jaxfl.machine.environment import environment
@@ -42,7 +43,6 @@ from jaxfl.results.tuned import check_tuned, differing, label_without
 from jaxfl.runs.interrupt import Interrupted, limited, reason
 from jaxfl.runs.log import Log
 from jaxfl.runs.observer import Terms
-from jaxfl.runs.setup_check import seed_draws
 
 
 def compare(

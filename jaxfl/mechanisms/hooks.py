@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.config.own_code import line_of, require_call
+from jaxfl.core import tree
 from jaxfl.core.training import Trained
 from jaxfl.errors import JaxflError
 from jaxfl.models.model import Weights
@@ -128,28 +129,15 @@ def _no_pair(made: Any) -> str:
 
 def _unlike(made: Any, before: Any) -> str:
     """Say in which leaf a tree first differs in form from the one before."""
-
-    def form(tree):
-        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-    def seen(leaf):
-        return "nothing" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
-
-    now, then = form(made), form(before)
-    for path in [*then, *now]:
-        is_now, was = seen(now.get(path)), seen(then.get(path))
-        if is_now != was:
-            return (
-                f"makes {path or 'it'} {is_now}, which was {was}; it must keep its form (tree.like leaves "
-                "out what was not there)"
-            )
+    if wrong := tree.unlike(jax.tree.map(jnp.asarray, made), before):
+        return f"makes {wrong.strip()}; it must keep its form (tree.like leaves out what was not there)"
     same = jax.tree.structure(made) == jax.tree.structure(before)
     return "" if same else "makes other containers; it must keep their form"
 
 
-def _not_floats(tree: Any) -> list[tuple[str, Any]]:
+def _not_floats(made: Any) -> list[tuple[str, Any]]:
     """Return the places and dtypes of the leaves that are not floats."""
     dtypes = {
-        jax.tree_util.keystr(path): jnp.result_type(leaf) for path, leaf in jax.tree.leaves_with_path(tree)
+        jax.tree_util.keystr(path): jnp.result_type(leaf) for path, leaf in jax.tree.leaves_with_path(made)
     }
     return [(name, dtype) for name, dtype in dtypes.items() if not jnp.issubdtype(dtype, jnp.floating)]

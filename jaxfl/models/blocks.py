@@ -144,12 +144,7 @@ class Conv(nn.Module):
         shape = (*self.size, x.shape[axis("C")], self.features)
         start = uniform(math.prod(shape[:3]))
         x = conv(x, self.param("kernel", start, shape, dtype), self.stride, self.padding)
-        if self.bias:
-            x = x + along("C", self.param("bias", start, (self.features,), dtype))
-        leave_output(self, CONVOLVED, x)
-        if self.norm:
-            x = Norm(name="norm")(x, train=train, mask=mask)
-        return x
+        return _convolved(self, x, start, train, mask)
 
 
 class DepthwiseConv(nn.Module):
@@ -167,12 +162,15 @@ class DepthwiseConv(nn.Module):
         start = uniform(self.kernel**2)
         kernel = self.param("kernel", start, (self.kernel, self.kernel, channels), dtype)
         x = depthwise_conv(x, kernel, self.stride, self.kernel // 2)
-        if self.bias:
-            x = x + along("C", self.param("bias", start, (channels,), dtype))
-        leave_output(self, CONVOLVED, x)
-        if self.norm:
-            x = Norm(name="norm")(x, train=train, mask=mask)
-        return x
+        return _convolved(self, x, start, train, mask)
+
+
+def _convolved(layer: Conv | DepthwiseConv, x, start, train, mask) -> jax.Array:
+    """Return maps after a layer's bias and norm, if it has these; without the norm they are its output."""
+    if layer.bias:
+        x = x + along("C", layer.param("bias", start, (x.shape[axis("C")],), jnp.result_type(float)))
+    leave_output(layer, CONVOLVED, x)
+    return Norm(name="norm")(x, train=train, mask=mask) if layer.norm else x
 
 
 def chain(block: nn.Module, x: jax.Array, *steps: tuple[nn.Module, Activation], train, mask) -> jax.Array:
@@ -249,16 +247,8 @@ class BasicBlock(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Map (B, H, W, C) to (B, H', W', features), or to (B, features) with a global `pool`."""
-        layer = functools.partial(Conv, self.features, norm=self.norm, bias=not self.norm)
-        x = to_maps(x)
-        y = layer(3, self.stride, 1, name="conv1")(x, train=train, mask=mask)
-        leave_tap(self, y)
-        y = layer(3, 1, 1, name="conv2")(nn.relu(y), train=train, mask=mask)
-        leave_tap(self, y)
-        if self.stride != 1 or x.shape[axis("C")] != self.features:
-            x = layer(1, self.stride, name="shortcut")(x, train=train, mask=mask)
-        y = nn.relu(x + y)
-        return self.pool(y) if self.pool else to_images(y)
+        kernels = (self.features, 3, self.stride), (self.features, 3, 1)
+        return _residual(self, x, kernels, train, mask)
 
 
 class Bottleneck(nn.Module):
@@ -277,18 +267,22 @@ class Bottleneck(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, mask):
         """Map (B, H, W, C) to (B, H', W', 4 features), or to (B, 4 features) with a global `pool`."""
-        layer = functools.partial(Conv, norm=self.norm, bias=not self.norm)
-        x, width = to_maps(x), 4 * self.features
-        y = layer(self.features, 1, name="conv1")(x, train=train, mask=mask)
-        leave_tap(self, y)
-        y = layer(self.features, 3, self.stride, 1, name="conv2")(nn.relu(y), train=train, mask=mask)
-        leave_tap(self, y)
-        y = layer(width, 1, name="conv3")(nn.relu(y), train=train, mask=mask)
-        leave_tap(self, y)
-        if self.stride != 1 or x.shape[axis("C")] != width:
-            x = layer(width, 1, self.stride, name="shortcut")(x, train=train, mask=mask)
-        y = nn.relu(x + y)
-        return self.pool(y) if self.pool else to_images(y)
+        kernels = (self.features, 1, 1), (self.features, 3, self.stride), (4 * self.features, 1, 1)
+        return _residual(self, x, kernels, train, mask)
+
+
+def _residual(block: BasicBlock | Bottleneck, x, kernels, train, mask) -> jax.Array:
+    """Apply a ResNet's convolutions, each (features, kernel, stride), and add the shortcut."""
+    layer = functools.partial(Conv, norm=block.norm, bias=not block.norm)
+    y = x = to_maps(x)
+    for i, (features, kernel, stride) in enumerate(kernels, 1):
+        y = nn.relu(y) if i > 1 else y
+        y = layer(features, kernel, stride, kernel // 2, name=f"conv{i}")(y, train=train, mask=mask)
+        leave_tap(block, y)
+    if block.stride != 1 or x.shape[axis("C")] != features:
+        x = layer(features, 1, block.stride, name="shortcut")(x, train=train, mask=mask)
+    y = nn.relu(x + y)
+    return block.pool(y) if block.pool else to_images(y)
 
 
 class ResidualPair(nn.Module):

@@ -67,10 +67,6 @@ def _quality(outputs, y, size):
     return 2 * right.astype(outputs.dtype) / jnp.maximum(either, 1).astype(outputs.dtype)
 
 
-def _soft(outputs, temperature=1):
-    return jax.nn.sigmoid(outputs / temperature)
-
-
 def _apart(outputs, soft, temperature=1):
     """Return the mean over labels of the divergence KL(soft || sigmoid(outputs / temperature))."""
     of_label = optax.sigmoid_binary_cross_entropy(outputs / temperature, soft)
@@ -126,7 +122,7 @@ LABELS = Task(
     percent=True,
     better=max,
     quality=_quality,
-    soft=_soft,
+    soft=lambda outputs, temperature=1: jax.nn.sigmoid(outputs / temperature),
     apart=_apart,
     hub="classification",
     says="Output k stands for label k of {dataset}, which a row has where it is above 0.",

@@ -42,7 +42,8 @@ REFUSED = [
     (
         "run wrong.py:adds_to_the_state",
         "def step(key, state, federation, cohort):  # altered",
-        "adds state[2]; the state must keep the form",
+        "step makes state[2] ",
+        "which was nothing; the state must keep its form",
     ),
     (
         "run wrong.py:changes_a_shape",

@@ -17,9 +17,9 @@ from jaxfl.data.public import Public, adapt
 from jaxfl.data.sources import Source
 from jaxfl.errors import JaxflError
 from jaxfl.folder.variant import choose, provided
+from jaxfl.grid.resolve import check_setup
 from jaxfl.mechanisms import public_images as public
 from jaxfl.runs.prepare import divide
-from jaxfl.runs.setup_check import check_setup
 
 SOURCE = tiny_source()
 KEY = jax.random.key(0)

@@ -36,6 +36,7 @@ from jaxfl.folder.variant import choose
 from jaxfl.grid import compare as comparisons
 from jaxfl.grid import execute
 from jaxfl.grid.plan import Planned, sentences
+from jaxfl.grid.resolve import check_setup
 from jaxfl.machine import files
 from jaxfl.mechanisms.reassembly.picture import draw_assembled
 from jaxfl.results import drawings, frame
@@ -45,7 +46,6 @@ from jaxfl.results.table import Cell
 from jaxfl.runs import prepare
 from jaxfl.runs.open import rates_depend_on_length, rounds_kept
 from jaxfl.runs.recorded_data import require_same_public
-from jaxfl.runs.setup_check import check_setup
 
 METHODS = ("fedavg", "compfl,kd=false")
 SEEDS = (3, 4)  # with both, some rounds' two clients are of one architecture

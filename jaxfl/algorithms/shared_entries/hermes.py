@@ -191,8 +191,8 @@ def build(config: Hermes) -> fl.Algorithm:
         )
         return State(hyper, server, fl.scatter(state.own, cohort, own), now), fl.Info(
             loss,
-            of_those_present(up, cohort),
-            of_those_present(down, cohort),
+            fl.sent_up(cohort, up),
+            fl.sent_down(cohort, down),
             {"kept": summary(kept, cohort)},
             fl.own_models.predictors(tuple(of_group.weights for of_group in own)),
             idle=idle,
@@ -209,11 +209,6 @@ def build(config: Hermes) -> fl.Algorithm:
         return pruning.scalars(sent(held)) + -(-pruning.bits(model, held, config.granularity) // 32)
 
     return fl.Algorithm(init, receive, step, personal=receive)
-
-
-def of_those_present(counts: fl.PerGroup, cohort: fl.Cohort) -> fl.PerGroup:
-    """Return the counts per group, (k_g,) int32, with 0 in empty places."""
-    return fl.per_group(lambda counts, slots: jnp.where(slots.mask, counts, 0), counts, cohort.groups)
 
 
 def summary(kept: fl.PerGroup, cohort: fl.Cohort) -> dict:

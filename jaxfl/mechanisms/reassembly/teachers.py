@@ -25,7 +25,7 @@ from jaxfl.core import flops, tree
 from jaxfl.core.client_map import gather, map_clients, per_group, scatter
 from jaxfl.core.examples import own_rows
 from jaxfl.core.protocol import Algorithm, Info
-from jaxfl.core.traffic import sent_up
+from jaxfl.core.traffic import sent_down, sent_up
 from jaxfl.core.training import descend, forward, mean
 from jaxfl.data.federation import PerGroup
 from jaxfl.errors import JaxflError
@@ -112,12 +112,8 @@ def learning_from_teachers(
         has_teacher = per_group(lambda has: has.astype(federation.mean.dtype), state.has_teacher)
         own = gather(tuple(zip(state.weights, state.teacher_logits, has_teacher, strict=True)), cohort)
         trained, loss = zip(*map_clients(client, key, federation, cohort, own=own), strict=True)
-        down = per_group(
-            lambda slots, sizes: jnp.where(slots.mask, sizes, 0),
-            cohort.groups,
-            gather(state.teacher_size, cohort),
-        )
         up = sent_up(cohort, per_group(tree.one, trained))
+        down = sent_down(cohort, gather(state.teacher_size, cohort))
         state = state._replace(weights=scatter(state.weights, cohort, trained))
         return state, Info(loss, up, down, trained=own_models.predictors(trained))
 

@@ -50,17 +50,11 @@ class Own:
         """
         with own_code(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             made = self.function(*arguments, **dict(self.options))
-        found, wanted = (
-            {name: (jnp.shape(leaf), str(jnp.result_type(leaf))) for name, leaf in tree.by_path(each).items()}
-            for each in (made, self.form(*arguments))
-        )
-        for name in found | wanted:
-            is_now, was = found.get(name, "nothing"), wanted.get(name, "nothing")
-            if is_now != was:
-                raise JaxflError(
-                    f"{line_of(self.function)}: {self.function.__name__} returns {is_now} for the leaf "
-                    f"{'/'.join(name)}, not {was} as in a message."
-                )
+        if wrong := tree.unlike(jax.tree.map(jnp.asarray, made), self.form(*arguments)):
+            raise JaxflError(
+                f"{line_of(self.function)}: {self.function.__name__} makes {wrong.strip()} in a message; it "
+                "must keep its form."
+            )
         return made
 
     def scalars(self, form) -> int:
