@@ -13,12 +13,13 @@ cohort:
     g          <- Adam over T^2 KL(t || softmax(g(D_r) / T)), from sum_i n_i g_i / sum_i n_i
 
 What we know of the paper does not say where the server's training starts. Here it starts from the mean, as in
-FedDF. The authors' code starts from the server's previous g, which a pass over few images teaches little,
-towards the mean of the clients' probabilities, and its clients step w_i before g_i learns from it. It also
-compares logits by their squared distance and uses labels on the server; we follow the paper, and public
-images need no labels. The learning rate of local training is constant within a round, the authors' falls as a
-cosine. The server passes over D_r once, in pFedClub three times (`server_epochs`). The reported local loss is
-the sum over both networks. A client deploys w_i and never sends it; g travels both ways.
+FedDF, because from the server's previous g (`server_start="previous"`) a pass over few images teaches it
+little. The authors' code does start there, towards the mean of the clients' probabilities, and its clients
+step w_i before g_i learns from it. It also compares logits by their squared distance and uses labels on the
+server; we follow the paper, and public images need no labels. The learning rate of local training is constant
+within a round, the authors' falls as a cosine. The server passes over D_r once, in pFedClub three times
+(`server_epochs`). The reported local loss is the sum over both networks. A client deploys w_i and never sends
+it; g travels both ways.
 """
 
 import dataclasses
@@ -40,6 +41,8 @@ class FedKEMF(fl.ServerDistillation):
     fedkemf,knowledge=[mlp,hidden=16]), or the federation's smallest."""
     ensemble: Literal["mean", "max", "vote"] = "mean"
     """Combination of clients' logits into one teacher; vote takes each class's share of clients."""
+    server_start: Literal["mean", "previous"] = "mean"
+    """Start of the server's training: the mean of the clients' knowledge networks, or its previous one."""
     temperature: float = fl.within("(0, inf)", 3.0)
     """T of the server's distillation."""
 
@@ -123,7 +126,8 @@ def build(config: FedKEMF) -> fl.Algorithm:
         n, g = jnp.concatenate(fl.cohort_rows(federation, cohort)), state.knowledge
         logits = fl.client_logits(networks, federation, cohort, rows, key, knowledge)
         teacher = ensemble(knowledge.task, logits, n > 0, hyper.temperature)
-        g = fl.tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
+        if config.server_start == "mean":
+            g = fl.tree.weighted_mean(jax.tree.map(lambda *groups: jnp.concatenate(groups), *networks), n, g)
         g = fl.distil(knowledge, g, teacher, rows, key, federation, hyper, (n > 0).any())
         up, down = fl.sent_up(cohort, everywhere), fl.sent_down(cohort, everywhere)
         state = State(hyper, fl.scatter(state.weights, cohort, weights), g)

@@ -41,7 +41,9 @@ def step(state, clients, cohort, options):
     def said(x):
         return ensemble(np.array([nets.logits(speaker.net, g, x) for _, _, g in sent]), options)
 
-    knowledge = average({0: state["knowledge"]}, sent)[0]
+    knowledge = state["knowledge"]
+    if options.server_start == "mean":
+        knowledge = average({0: knowledge}, sent)[0]
     knowledge = distilled(speaker, knowledge, said(cohort.public), cohort.public, cohort.server, options)
     return {"own": own, "knowledge": knowledge}, losses, dict.fromkeys(cohort.draws, said(cohort.x))
 
@@ -134,8 +136,10 @@ fedkemf = Case(
     traffic=lambda model, models, t: min(model.size for model in models),
     short={"public_batch": 4, "server_lr": 1e-4},  # Adam divides by small gradients
     comparisons={
-        "": Comparison(feddf.OPTIONS, [("ensemble", "max")], UNLIKE),
-        "vote": Comparison(feddf.OPTIONS | {"ensemble": "vote"}, [("ensemble", "mean")], UNLIKE),
+        "": Comparison(feddf.OPTIONS, [("server_start", "previous"), ("ensemble", "max")], UNLIKE),
+        "vote, from the server's previous network": Comparison(
+            feddf.OPTIONS | {"ensemble": "vote", "server_start": "previous"}, [("ensemble", "mean")], UNLIKE
+        ),
         "local statistics": local_statistics(
             ("temperature", 2.1),
             models=UNLIKE,
