@@ -48,9 +48,11 @@ def available_to_several(federation: Federation) -> int:
 
 def warn_if_short(compiled: jax.stages.Compiled) -> None:
     """Warn of a program that needs more memory than a machine has left, whose system may then end it."""
-    held, devices = compiled.memory_analysis(), jax.local_devices()
-    if held is None or devices[0].memory_stats():  # it has its own memory, and says when that runs out
+    held = compiled.memory_analysis()
+    if held is None or jax.local_devices()[0].memory_stats():  # they say when their own memory runs out
         return
+    placed = jax.tree.leaves(compiled.output_shardings)
+    devices = {device for where in placed for device in where.addressable_devices}
     needed = held.output_size_in_bytes - held.alias_size_in_bytes + len(devices) * held.temp_size_in_bytes
     free = psutil.virtual_memory().available
     if needed > free:

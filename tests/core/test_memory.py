@@ -95,6 +95,8 @@ def test_a_program_that_the_machine_cannot_hold_is_announced(monkeypatch):
         Program(lambda x: x + 1)(jnp.zeros((2**20,)))
     free.available = 5 * 10**6
     Program(lambda x: x + 2)(jnp.zeros((2**20,)))
+    free.available = 12 * 10**6  # of a result and a temporary of 4 MB: the process's other devices do nothing
+    Program(lambda x: x @ x @ x)(jnp.zeros((1000, 1000)))
 
 
 def test_available_memory_includes_the_federation_and_ignores_unused_devices(data, monkeypatch):
