@@ -89,7 +89,7 @@ def restore(folder: Path, config: Config, changed_code: bool = False) -> tuple[S
     if config["method"] is None:
         raise JaxflError(
             f"{folder} was made from Python with a method of its own ({config['label']}); name it as "
-            "path/to/file.py:object to resume it."
+            "path/to/file.py:object in a new run, which can be resumed and its models loaded."
         )
     setup = restore_setup(folder, config, changed_code)
     config = moved(folder, config, changed_code)

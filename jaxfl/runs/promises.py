@@ -7,7 +7,7 @@ mean over empty places, a client that trains although it is absent, a draw by Nu
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxfl.core import host_state
 from jaxfl.core.job import traced
 from jaxfl.core.programs import Program
 from jaxfl.core.protocol_check import check
-from jaxfl.core.schedule import at_rate
+from jaxfl.core.schedule import at_rate, is_options
 from jaxfl.core.window import STRANGERS, on_host
 from jaxfl.errors import BeyondCohort, JaxflError
 from jaxfl.folder.variant import Variant, variant_of
@@ -33,13 +33,13 @@ from jaxfl.runs.trial import (
     SIZES,
     SOME,
     TRAINED_ON,
-    Round,
     Trial,
     apart,
     begin,
     clients,
     cohort,
     differ,
+    last_of,
     played,
     rates,
     whole_round,
@@ -148,9 +148,11 @@ def ignores_empty_places(trial: Trial) -> str | None:
         real = {name: [leaf[m] for leaf, m in zip(of, masks, strict=True)] for name, of in told.items()}
         return done.state, real | {"findings": {} if trial.algorithm.host else done.info.findings}
 
-    usual, padded = outcome(cohort(federation, SOME)), outcome(cohort(federation, SOME, places=2))
-    sentence = "two more empty places change {}"
-    return apart(padded[0], usual[0], sentence.format("state{}")) or apart(padded[1], usual[1], sentence)
+    for present in (SOME, EVERYONE):  # what is drawn for each place shows only where a client has a choice
+        usual, padded = (outcome(cohort(federation, present, places)) for places in (0, 2))
+        for name, of_usual, of_padded in zip(("state", ""), usual, padded, strict=True):
+            if changed := apart(of_padded, of_usual, f"two more empty places change {name}{{}}"):
+                return changed
 
 
 def ignores_padding(trial: Trial) -> str | None:
@@ -191,21 +193,11 @@ def _changes_with(otherwise: Callable, trial: Trial, sentence: str) -> str | Non
 
     def outcome(federation):
         """Return results after two rounds: a teacher's outputs for padding may be kept, but not used."""
-        done = _last_of(2, trial._replace(federation=federation))
+        done = last_of(2, trial._replace(federation=federation))
         return {"loss": done.info.loss, "received": done.received, "personal": done.personal}
 
     other = dataclasses.replace(trial.federation, groups=tuple(map(otherwise, trial.federation.groups)))
     return apart(outcome(other), outcome(trial.federation), sentence)
-
-
-def _last_of(rounds: int, trial: Trial, state: Any = None) -> Round:
-    """Return the last of some rounds of all clients, from the initial state if no other one is given."""
-    if state is None:
-        state = trial.algorithm.init(jax.random.key(0), trial.federation, traced(trial.variant.config))
-    for t in range(rounds):
-        done = played(trial, jax.random.key(t), state, cohort(trial.federation, EVERYONE))
-        state = done.state
-    return done
 
 
 def protects_rows(trial: Trial) -> str | None:
@@ -221,7 +213,7 @@ def protects_rows(trial: Trial) -> str | None:
     own = jnp.arange(len(federation.labels)) < TRAINED_ON.stop
 
     def outcome(federation):
-        done = _last_of(2, trial._replace(federation=federation))
+        done = last_of(2, trial._replace(federation=federation))
         return {"state": done.state, "received": done.received, "personal": done.personal}
 
     def counted_otherwise(group):
@@ -335,7 +327,7 @@ def uses_every_rate(trial: Trial) -> str | None:
     usual = rates(trial.state)
 
     def outcome(state):
-        done = _last_of(ROUNDS, trial, state)
+        done = last_of(ROUNDS, trial, state)
         info = done.info._replace(findings={})  # a host step's findings include its seconds
         return done._replace(state=with_rates(done.state, usual), info=info)
 
@@ -354,23 +346,37 @@ def uses_every_rate(trial: Trial) -> str | None:
         and not differ(initial(changed), initial({}))
     ]
     if idle:
-        names = ", ".join(idle)
-        return (
-            f"nothing depends on {names} in three rounds: fine if only a rare case or another option reads it"
-        )
+        reason = "fine if only a rare case or another option reads it"
+        return f"nothing depends on {', '.join(idle)} in three rounds: {reason}"
 
 
 def is_not_fedavg(trial: Trial) -> str | None:
     """Check that after a few rounds of all clients models are not those of FedAvg with the same options."""
     algorithm = sharing(trial.variant.config)
     plain = trial._replace(algorithm=algorithm, play=Program(whole_round(algorithm)))
-    ours, theirs = _last_of(ROUNDS, trial), _last_of(ROUNDS, plain)
+    ours, theirs = last_of(ROUNDS, trial), last_of(ROUNDS, plain)
     if apart((ours.received, ours.personal), (theirs.received, theirs.personal), "differs"):
         return None
-    return (
-        f"after {ROUNDS} rounds the models are those of FedAvg: fine if an option or a rare case makes the "
-        "difference"
-    )
+    reason = "fine if an option or a rare case makes the difference"
+    return f"after {ROUNDS} rounds the models are those of FedAvg: {reason}"
+
+
+def draws_with_the_key(trial: Trial) -> str | None:
+    """Check that a round with another key is another one."""
+    everyone = cohort(trial.federation, EVERYONE)
+    one, other = (played(trial, jax.random.key(k), trial.state, everyone) for k in (2, 3))
+    if not differ((one.state, one.info.loss), (other.state, other.info.loss)):
+        return "a round with another key is the same: fine if it draws nothing, not even batches"
+
+
+def changes_its_state(trial: Trial) -> str | None:
+    """Check that all that is carried from round to round, except for options, changes in some rounds."""
+    begun = trial.algorithm.init(jax.random.key(0), trial.federation, traced(trial.variant.config))
+    leaves = jax.tree.leaves_with_path(begun, is_leaf=is_options)
+    after = jax.tree.leaves(last_of(ROUNDS, trial).state, is_leaf=is_options)
+    for (path, old), new in zip(leaves, after, strict=True):
+        if not is_options(old) and np.size(old) and not differ(old, new):
+            return f"three rounds leave state{jax.tree_util.keystr(path)} as it was: fine if that is meant"
 
 
 PROMISES: dict[str, Callable[[Trial], str | None]] = {
@@ -387,5 +393,7 @@ PROMISES: dict[str, Callable[[Trial], str | None]] = {
 }
 EXPECTATIONS: dict[str, Callable[[Trial], str | None]] = {
     "every rate has an effect": uses_every_rate,
+    "another key gives another round": draws_with_the_key,
+    "what is carried from round to round changes": changes_its_state,
     "it is not FedAvg": is_not_fedavg,
 }

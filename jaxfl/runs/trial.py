@@ -145,6 +145,16 @@ def played(trial: Trial, key, state, cohort: Cohort) -> Round:
     return done._replace(state=jax.tree.map(jnp.asarray, state), info=with_host_info(done.info, more))
 
 
+def last_of(rounds: int, trial: Trial, state: Any = None) -> Round:
+    """Return the last of some rounds of all clients, from the initial state if no other one is given."""
+    if state is None:
+        state = trial.algorithm.init(jax.random.key(0), trial.federation, traced(trial.variant.config))
+    for t in range(rounds):
+        done = played(trial, jax.random.key(t), state, cohort(trial.federation, EVERYONE))
+        state = done.state
+    return done
+
+
 def rates(state) -> dict[str, Any]:
     """Return the rates that a state carries, by name."""
     found = filter(is_options, jax.tree.leaves(state, is_leaf=is_options))

@@ -18,6 +18,7 @@ from jaxfl.fl import (
     Predictor,
     Training,
     head,
+    local_training,
     options,
     per_group,
     sharing,
@@ -265,6 +266,32 @@ def learns_from_losses(state, info, federation, cohort):
     return moved(state, sum(loss.sum() for loss in info.loss)), info
 
 
+def draws_for_places(state, info, federation, cohort):
+    """Draw one of the other clients of the round for each place."""
+    here = cohort.groups[0].mask
+    others = here[None] & ~jnp.eye(len(here), dtype=bool)
+    drawn = jnp.where(others, jax.random.uniform(jax.random.key(0), others.shape), -1).argmax(1)
+    learned = jnp.where(here, info.loss[0][drawn], 0)
+    return moved(state, learned @ (1.0 + jnp.arange(len(here)).astype(float))), info
+
+
+def with_one_key(config):
+    """Build FedAvg whose clients train with the same key in every round."""
+    train = local_training(config)
+    return sharing(config, train=lambda key, participant: train(jax.random.key(0), participant))
+
+
+def forgetful(config):
+    """Build FedPer whose clients never store the heads that they have trained."""
+    right = METHODS["fedper"].build(config)
+
+    def step(key, state, federation, cohort):
+        after, info = right.step(key, state, federation, cohort)
+        return after._replace(kept=state.kept), info
+
+    return right._replace(step=step)
+
+
 def nothing(state, info, federation, cohort):
     return state, info
 
@@ -286,6 +313,7 @@ def nothing(state, info, federation, cohort):
         long(
             altered(means_over_places), promises.ignores_empty_places, "empty places change state.shared[0]"
         ),
+        long(altered(draws_for_places), promises.ignores_empty_places, "empty places change state.shared[0]"),
         long(altered(tells_means_over_places), promises.ignores_empty_places, "change ['findings']['loss']"),
         long(altered(reads_padding), promises.ignores_padding, "other images in more places after"),
         long(altered(averages_places), promises.ignores_padding, "in more places after a client's own rows"),
@@ -310,6 +338,16 @@ def nothing(state, info, federation, cohort):
         ),
         (altered(bills_everybody), promises.counts_what_is_sent, "Info.up counts clients who are not"),
         long(altered(nothing, Mu), promises.uses_every_rate, "nothing depends on mu in three rounds"),
+        long(
+            Method("own", with_one_key, Training, "a mistake"),
+            promises.draws_with_the_key,
+            "with another key is the same",
+        ),
+        long(
+            Method("own", forgetful, METHODS["fedper"].config, "a mistake"),
+            promises.changes_its_state,
+            "state.kept[0].params",
+        ),
         long(Method("own", keeps_no_leaf, Training, "a mistake"), promises.is_not_fedavg, "those of FedAvg"),
     ],
 )
