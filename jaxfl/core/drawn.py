@@ -2,7 +2,7 @@
 
 XLA compiles a loop for each array of random bits and for each derived key, one by one. That is most of the
 compilation of a network's initial weights, one to three CPU seconds. So keys are derived and bits are drawn
-outside, by two small programs that serve all networks, and the program that makes weights takes the bits as
+outside, by small programs that serve all networks, and the program that makes weights takes the bits as
 arguments. The numbers are those of ``jax.jit(model.init)(key)``.
 """
 
@@ -20,7 +20,7 @@ from jax.interpreters import partial_eval
 
 from jaxfl.models.model import Model, Weights
 
-PIECE = 65_536  # random numbers that one call draws
+PIECES = 2_048, 65_536  # random numbers that one call draws, of small arrays and of others
 
 
 def drawn(model: Model, key: jax.Array) -> Weights:
@@ -61,14 +61,15 @@ def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array | np.ndarray:
     if isinstance(key, Tracer) or not by_place or jax.random.key_impl(key) != "threefry2x32":
         return jax.random.bits(key, shape, jnp.uint32)
     size, data = int(np.prod(shape)), jax.random.key_data(key)
-    pieces = [np.asarray(_piece(data, np.uint32(first))) for first in range(0, max(size, 1), PIECE)]
+    length = PIECES[size > 8 * PIECES[0]]
+    pieces = [np.asarray(_piece(data, np.uint32(i), length)) for i in range(0, max(size, 1), length)]
     return np.concatenate(pieces)[:size].reshape(shape)
 
 
-@jax.jit
-def _piece(key_data: jax.Array, first: jax.Array) -> jax.Array:
-    """Return the numbers of an array from the `first` on: each one's place, enciphered with the key."""
-    places = first + jnp.arange(PIECE, dtype=jnp.uint32)
+@functools.partial(jax.jit, static_argnums=2)
+def _piece(key_data: jax.Array, first: jax.Array, length: int) -> jax.Array:
+    """Return `length` numbers of an array from the `first` on: each one's place, enciphered with the key."""
+    places = first + jnp.arange(length, dtype=jnp.uint32)
     one, other = threefry_2x32(key_data, jnp.stack([jnp.zeros_like(places), places]))
     return one ^ other
 

@@ -21,7 +21,7 @@ class Draws(NamedTuple):
 
 def in_turn(key):
     leaves = []
-    for size in (3, 2 * drawing.PIECE + 5, 0):
+    for size in (3, 2 * drawing.PIECES[0] + 5, 2 * drawing.PIECES[1] + 5, 0):
         key, own = jax.random.split(key)
         leaves.append(jax.random.normal(own, (size,)))
     return leaves

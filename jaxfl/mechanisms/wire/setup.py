@@ -52,8 +52,8 @@ class Own:
             made = self.function(*arguments, **dict(self.options))
         if wrong := tree.unlike(jax.tree.map(jnp.asarray, made), self.form(*arguments)):
             raise JaxflError(
-                f"{line_of(self.function)}: {self.function.__name__} makes {wrong.strip()} in a message; it "
-                "must keep its form."
+                f"{line_of(self.function)}: {self.function.__name__} returns {wrong.strip()} in a message; "
+                "it must keep its form."
             )
         return made
 
