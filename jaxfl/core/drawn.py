@@ -25,6 +25,8 @@ PIECES = 2_048, 65_536  # random numbers that one call draws, of small arrays an
 
 def drawn(model: Model, key: jax.Array) -> Weights:
     """Return ``model.init(key)``."""
+    if isinstance(key, Tracer):  # within a larger program
+        return model.init(key)
     draws, weights = _parts(model, jnp.result_type(float))
     return weights(key, draws(key))
 
@@ -58,7 +60,7 @@ def _parts(model: Model, dtype: jnp.dtype) -> tuple[Callable, Callable]:
 def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array | np.ndarray:
     """Return ``jax.random.bits(key, shape, uint32)``: JAX's usual generator draws them piece by piece."""
     by_place = getattr(jax.config, "jax_threefry_partitionable", True)
-    if isinstance(key, Tracer) or not by_place or jax.random.key_impl(key) != "threefry2x32":
+    if not by_place or jax.random.key_impl(key) != "threefry2x32":
         return jax.random.bits(key, shape, jnp.uint32)
     size, data = int(np.prod(shape)), jax.random.key_data(key)
     length = PIECES[size > 8 * PIECES[0]]
