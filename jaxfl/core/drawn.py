@@ -33,7 +33,10 @@ def drawn(model: Model, key: jax.Array) -> Weights:
 
 @functools.cache
 def _parts(model: Model, dtype: jnp.dtype) -> tuple[Callable, Callable]:
-    """Return the two parts of `init`: ``key -> bits``, all that it draws, and ``(key, bits) -> weights``."""
+    """Return the two parts of `init` under a default float dtype: ``key -> bits``, ``(key, bits) -> weights``.
+
+    What a loop, a condition or a map over keys draws is left in the second one, which gets the key for it.
+    """
     closed, form = jax.make_jaxpr(model.init, return_shape=True)(jax.random.key(0))
     used = [True] * len(closed.jaxpr.outvars)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)  # init also runs the network
@@ -50,8 +53,8 @@ def _parts(model: Model, dtype: jnp.dtype) -> tuple[Callable, Callable]:
 
     @jax.jit
     def weights(key, bits):
-        drawn = iter(bits)
-        leaves = _lazily(jaxpr, closed.consts, [_known(key)], lambda *_: _known(next(drawn)))
+        given = iter(bits)
+        leaves = _lazily(jaxpr, closed.consts, [_known(key)], lambda *_: _known(next(given)))
         return jax.tree.unflatten(jax.tree.structure(form), [leaf() for leaf in leaves])
 
     return draws, weights
