@@ -33,7 +33,7 @@ def drawn(model: Model, key: jax.Array) -> Weights:
 
 @functools.cache
 def _parts(model: Model, dtype: jnp.dtype) -> tuple[Callable, Callable]:
-    """Return the two parts of `init` under a default float dtype: ``key -> bits``, ``(key, bits) -> weights``.
+    """Return the two parts of `init` for a default float dtype: ``key -> bits``, ``(key, bits) -> weights``.
 
     What a loop, a condition or a map over keys draws is left in the second one, which gets the key for it.
     """
