@@ -28,6 +28,7 @@ from jaxfl.data.federate import federate
 from jaxfl.data.partition import Partition
 from jaxfl.data.sources import Source
 from jaxfl.folder import variant
+from jaxfl.machine import placement
 from jaxfl.models import zoo
 from jaxfl.models.blocks import ConvBlock, DenseBlock
 from jaxfl.models.build import plain_cnn
@@ -39,13 +40,22 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
 
-# The first saves a third of the time, the second a tenth of the rest. A later XLA aborts at the first.
-QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+# The first saves a third of the time, the second a tenth of the rest, the others a twentieth. A later XLA
+# aborts at the first.
+QUICKLY = " ".join(
+    [
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+        "--xla_cpu_use_xnnpack=false",
+        "--xla_disable_hlo_passes=while-loop-invariant-code-motion,simplify-while-loops",
+    ]
+)
 FLAGS = os.environ.get("XLA_FLAGS", "")
 if jax.__version_info__ < (0, 11) and QUICKLY not in FLAGS:
     os.environ["XLA_FLAGS"] = f"{FLAGS} {QUICKLY}".strip()
 
 kept.LEAST = float("inf")  # nothing goes to the cache of whoever runs the tests
+placement.FEW = 0  # arrays of the tiny clients are divided as large ones are
 gc.set_threshold(200_000, 50, 1000)  # looking at all the long-lived objects of tracing takes a tenth
 
 SHAPE, CLASSES = (8, 8, 1), 3

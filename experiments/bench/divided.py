@@ -14,6 +14,7 @@ import jax
 from jaxfl.config.setup import Setup
 from jaxfl.core.engine import compiled
 from jaxfl.folder.variant import choose, provided
+from jaxfl.machine import placement
 from jaxfl.runs.engine_job import fit_to_machine, form_of_state, job_of
 from jaxfl.runs.prepare import prepare
 
@@ -28,6 +29,7 @@ OPTIONS = {
     "clients_at_once": 1,
 }
 DEVICES = (1, 2, 4)
+placement.FEW = 0  # small arrays are divided as large ones are
 
 
 def held(name: str, devices: int) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from jaxfl.errors import JaxflError
 
 AXIS = "clients"  # of the mesh
 ADDRESS = 64  # bytes; JAX takes an array in place if its address is a multiple of this
+FEW = 2**20  # numbers: so many are no load for a device, and taking them apart is compiled for every array
 
 
 def mesh_of(devices: int) -> Mesh | None:
@@ -47,24 +48,24 @@ def mesh_of(devices: int) -> Mesh | None:
 def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leading: int = 0) -> NamedSharding:
     """Return the placement of an array of a state: clients' arrays are divided, all others are in full.
 
-    An array belongs to clients if its first axis is as long as there are clients and it has another axis. It
-    is divided along the longest axis after the first that makes equal parts. Each device then holds a part of
-    what every client has, so clients are looked up, written back and mixed in place, and there may be any
-    number of them. If no such axis makes equal parts, the first one is taken, if it does. An array of the
-    server that has this form by chance is divided, too, which costs a little time.
+    An array belongs to clients if its first axis is as long as there are clients and it has another axis.
+    From `FEW` numbers on it is divided along the longest axis after the first that makes equal parts. Each
+    device then holds a part of what every client has, so clients are looked up, written back and mixed in
+    place, and there may be any number of them. If no such axis makes equal parts, the first one is taken, if
+    it does. An array of the server that has this form by chance is divided, too, which costs a little time.
 
     There are so many clients of each architecture and in all, and so many `leading` axes in front of these,
     such as one of runs.
 
     >>> mesh = jax.make_mesh((1,), (AXIS,))
-    >>> tuple(divided(mesh, (7, 400, 120), clients={7, 10}).spec)
+    >>> tuple(divided(mesh, (70, 400, 120), clients={70, 100}).spec)
     (None, 'clients')
-    >>> tuple(divided(mesh, (400, 120), clients={7, 10}).spec)  # of the server
+    >>> tuple(divided(mesh, (4000, 1200), clients={70, 100}).spec)  # of the server
     ()
     """
     of_one = range(leading + 1, len(shape))
     even = [axis for axis in range(leading, len(shape)) if shape[axis] % mesh.size == 0]
-    if not (of_one and even and shape[leading] in clients):
+    if math.prod(shape) < FEW or not (of_one and even and shape[leading] in clients):
         return NamedSharding(mesh, PartitionSpec())
     along = max(even, key=lambda axis: (axis in of_one, shape[axis]))  # after the clients, then longest
     return NamedSharding(mesh, PartitionSpec(*[None] * along, AXIS))
