@@ -55,7 +55,7 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
     it does. An array of the server that has this form by chance is divided, too, which costs a little time.
 
     There are so many clients of each architecture and in all, and so many `leading` axes in front of these,
-    such as one of runs.
+    such as one of runs. They do not count for `FEW`, so that runs together have the bits of each alone.
 
     >>> mesh = jax.make_mesh((1,), (AXIS,))
     >>> tuple(divided(mesh, (70, 400, 120), clients={70, 100}).spec)
@@ -65,7 +65,7 @@ def divided(mesh: Mesh, shape: tuple[int, ...], clients: Collection[int], leadin
     """
     of_one = range(leading + 1, len(shape))
     even = [axis for axis in range(leading, len(shape)) if shape[axis] % mesh.size == 0]
-    if math.prod(shape) < FEW or not (of_one and even and shape[leading] in clients):
+    if math.prod(shape[leading:]) < FEW or not (of_one and even and shape[leading] in clients):
         return NamedSharding(mesh, PartitionSpec())
     along = max(even, key=lambda axis: (axis in of_one, shape[axis]))  # after the clients, then longest
     return NamedSharding(mesh, PartitionSpec(*[None] * along, AXIS))

@@ -43,6 +43,7 @@ from jaxfl.core.window import LISTS, around, on_host, round_on
 from jaxfl.data.federate import federate, set_apart
 from jaxfl.data.shift import Drawn
 from jaxfl.errors import JaxflError
+from jaxfl.machine import placement
 from jaxfl.machine.clock import Deadline, Device
 from jaxfl.machine.placement import AXIS, divided, mesh_of
 from jaxfl.models import zoo
@@ -394,6 +395,14 @@ def test_arrays_of_clients_are_divided_among_devices(shape, spec):
     assert divided(mesh, shape, clients={7, 8, 15}).spec == PartitionSpec(*spec)
     of_runs = divided(mesh, (7, *shape), clients={7, 8, 15}, leading=1).spec
     assert of_runs == (PartitionSpec(None, *spec) if spec else PartitionSpec())
+
+
+@pytest.mark.parametrize("few, whole", [(7 * 8 * 12, False), (7 * 8 * 12 + 1, True)])
+def test_small_arrays_of_clients_stay_whole_however_many_runs_share_a_program(few, whole, monkeypatch):
+    monkeypatch.setattr(placement, "FEW", few)
+    for shape, leading in ((7, 8, 12), 0), ((3, 7, 8, 12), 1):
+        where = divided(mesh_of(4), shape, clients={7, 15}, leading=leading)
+        assert where.is_fully_replicated == whole
 
 
 @pytest.mark.parametrize("devices", [1, 4])
